@@ -115,6 +115,7 @@ pub use object::{CLOSE_WAIT, Marks, Object, Phase, Place};
 pub use open::{Handle, HandleId, IoPath, OpenOptions, Opened, UNKNOWN_WRITERS};
 pub use recover::Recovered;
 pub use rights::Credentials;
+pub use room::Waits;
 pub use settings::{NamePredicate, Settings, SparePredicate, ThreadPredicate};
 pub use settle::Unsettled;
 pub use stat::{Kind, SpaceStat, Stat};

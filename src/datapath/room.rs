@@ -33,6 +33,17 @@ const RETRY_PAUSE: Duration = Duration::from_millis(2);
 /// How often it does so before it is refused: closes that are on their way have arrived by then.
 const RETRY_MAX: u32 = 10;
 
+/// How often one request may still wait for room in vain: once for the headroom and once without it, as for one object. What
+/// others were about to give has come by then.
+#[derive(Debug)]
+pub struct Waits(u32);
+
+impl Default for Waits {
+    fn default() -> Self {
+        Self(2)
+    }
+}
+
 /// Whether something may be evicted that is nowhere else.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Loss {
@@ -48,6 +59,16 @@ pub(super) fn footprint(size: ByteCount) -> ByteCount {
 impl Datapath {
     /// Evicts until `needed` bytes are free, for something that grows in `directory`.
     pub(super) fn make_room(&self, needed: ByteCount, directory: Slot) -> Result<(), Error> {
+        self.make_room_within(&mut Waits::default(), needed, directory)
+    }
+
+    /// The same, as a part of a request that has so many waits left.
+    pub(super) fn make_room_within(
+        &self,
+        waits: &mut Waits,
+        needed: ByteCount,
+        directory: Slot,
+    ) -> Result<(), Error> {
         let capacity = self.settings.capacity;
         if needed > capacity {
             return Err(Error::TooLarge { size: needed, capacity });
@@ -65,7 +86,8 @@ impl Datapath {
                 let lent = self.lent_bytes();
                 let is_coming = lent > ByteCount::ZERO && usage.free.saturating_add(lent) >= needed;
                 retries += u32::from(!is_coming);
-                if is_late || retries > RETRY_MAX {
+                if is_late || retries > RETRY_MAX || waits.0 == 0 {
+                    waits.0 = waits.0.saturating_sub(1);
                     self.telemetry.no_room.increment();
                     return Err(Error::NothingEvictable { needed: Some(needed) });
                 }
@@ -271,9 +293,21 @@ impl Datapath {
         length: ByteCount,
         directory: Slot,
     ) -> Result<(), Error> {
+        self.reserve_within(&mut Waits::default(), file, offset, length, directory)
+    }
+
+    /// The same, as a part of a request that has so many waits left.
+    pub(super) fn reserve_within(
+        &self,
+        waits: &mut Waits,
+        file: &File,
+        offset: ByteCount,
+        length: ByteCount,
+        directory: Slot,
+    ) -> Result<(), Error> {
         let mut retries = 0;
         loop {
-            self.make_room(length, directory)?;
+            self.make_room_within(waits, length, directory)?;
             match self.tier.reserve(file, FileOffset(offset.get()), length) {
                 Err(error) if error.is_full() && retries < RETRY_MAX => retries += 1,
                 done => return Ok(done?),

@@ -21,7 +21,7 @@ use super::leisure::is_long;
 use super::ops::caller;
 use crate::datapath::{
     AREA_MAX, BeginRequest, CREATES_MAX, Caller, Datapath, Error, GetRequest, Located, REFERENCES_MAX,
-    ReadyRequest, SealRequest, Session,
+    ReadyRequest, SealRequest, Session, Waits,
 };
 use crate::namespace::Ino;
 
@@ -349,13 +349,13 @@ fn carry_out(
         }
         Body::PutFrom(requests) => {
             must_tell_names(datapath)?;
-            let mut copies = Copies::default();
+            let (mut copies, mut waits) = (Copies::default(), Waits::default());
             for one in requests.iter() {
                 let (size, mode) = (ByteCount(one.length), one.mode);
                 let request = BeginRequest { name: one.name.0, size, mode };
                 let source = (SegmentId(one.area), FileOffset(one.source));
                 let done = if copies.may_have(size) {
-                    datapath.put_from(session, caller, scope, &request, source)
+                    datapath.put_from((session, &mut waits), caller, scope, &request, source)
                 } else {
                     Err(Located::TooMany)
                 };

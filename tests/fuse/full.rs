@@ -4,14 +4,18 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use tidefs_control_api::ioctl::{
+    Command, Create, Encoder, Entry, Flags, Name, Outcome, Put, Status, results,
+};
 
 use crate::common::modes::in_both_modes;
-use crate::common::pattern;
 use crate::common::sys::{Mapping, errno, set_xattr};
-use crate::common::{Mode, Mount, Peer, wait};
+use crate::common::{Mode, Mount, Peer, kernel, pattern, wait};
 use crate::fixture::{MIB, kv_with, offset, publish_object};
+use crate::ioctl::Control;
 
 in_both_modes!(
     a_write_that_meets_the_end_of_room_leaves_no_object,
@@ -194,4 +198,33 @@ fn what_is_cut_by_name_needs_room_for_what_is_left_of_it_alone(mode: Mode) {
         drop(reader);
         assert!(wait::until(wait::HANG, || mount.usage().used < 8 << 20), "{:?}", mount.usage());
     }
+}
+
+#[test]
+fn a_request_for_many_objects_waits_for_room_no_longer_than_one_for_one() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mount, _kv, pinned) = with_pins(Mode::Passthrough);
+    let control = Control::open(&mount);
+    let (area, _file) = control.area(offset(MIB));
+    fill_with_pins(&pinned);
+    let names: Vec<String> = (0..400).map(|number| format!("kv/k{number}")).collect();
+    let (size, mode) = (64 << 10, 0o600);
+    let mut creates = Encoder::new(Flags::NONE, 0, size_of::<Entry>());
+    let mut puts = Encoder::new(Flags::NONE, 0, size_of::<Outcome>());
+    for name in &names {
+        let name = Name(name.as_bytes());
+        assert!(creates.push(&Create { size, mode, name }));
+        assert!(puts.push(&Put { area, source: 0, length: size, mode, name }));
+    }
+    let began = Instant::now();
+    let reply = control.call(Command::Create, creates.finish()).expect("a reply");
+    let (_, begun) = results::<Entry>(&reply).expect("a whole reply");
+    assert_eq!(begun.last().map(Entry::status), Some(Status::NoRoom));
+    let reply = control.call(Command::PutFrom, puts.finish()).expect("a reply");
+    let (_, made) = results::<Outcome>(&reply).expect("a whole reply");
+    assert_eq!(made.last().map(Outcome::status), Some(Status::NoRoom));
+    // 20 ms for each would be 16 s.
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
 }

@@ -14,7 +14,7 @@ use super::segments::{Shared, Use};
 use super::session::Area;
 use super::{AREAS_MAX, Located, Session};
 use crate::datapath::rights::{Credentials, Right};
-use crate::datapath::room::footprint;
+use crate::datapath::room::{Waits, footprint};
 use crate::datapath::{Caller, Datapath, Error, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
 
@@ -80,7 +80,7 @@ impl Datapath {
     fn make_area(&self, length: ByteCount) -> Result<(SegmentId, File), Error> {
         let (segment, file) = self.tier.create_segment()?;
         let made = self
-            .reserve_beside_headroom(&file, length, Slot::ROOT)
+            .reserve_beside_headroom(&mut Waits::default(), &file, length, Slot::ROOT)
             .and_then(|()| file.set_len(length.get()).map_err(Error::io("ftruncate of an area")));
         match made {
             Ok(()) => Ok((segment, file)),

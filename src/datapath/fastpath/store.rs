@@ -13,7 +13,7 @@ use super::segments::{Shared, Use};
 use super::session::{Begun, CREATES_MAX};
 use super::{LOCKED_AT_ONCE, Located, Session};
 use crate::datapath::release::Afterwards;
-use crate::datapath::room::footprint;
+use crate::datapath::room::{Waits, footprint};
 use crate::datapath::{Caller, Datapath, Error, Marks, Object, Place, State, key_hash};
 use crate::namespace::{Attributes, Body, Ino, Name, RESERVED_AT_ROOT, Slot};
 
@@ -62,12 +62,12 @@ impl Datapath {
         requests: impl Iterator<Item = BeginRequest<'n>>,
         mut tell: impl FnMut(Located),
     ) -> u64 {
-        let first = session.next_batch();
+        let (first, mut waits) = (session.next_batch(), Waits::default());
         for (request, reference) in requests.zip(first..) {
             let begun = if session.holdings.lock().begun.len() >= CREATES_MAX {
                 Err(Located::TooMany)
             } else {
-                self.begin_one(session, scope, &request)
+                self.begin_one(session, &mut waits, scope, &request)
             };
             tell(match begun {
                 Err(located) => located,
@@ -81,7 +81,13 @@ impl Datapath {
         first
     }
 
-    fn begin_one(&self, session: &Session, scope: Ino, request: &BeginRequest<'_>) -> Result<Begun, Located> {
+    fn begin_one(
+        &self,
+        session: &Session,
+        waits: &mut Waits,
+        scope: Ino,
+        request: &BeginRequest<'_>,
+    ) -> Result<Begun, Located> {
         let size = request.size;
         if size == ByteCount::ZERO {
             return Err(Located::Invalid);
@@ -97,7 +103,7 @@ impl Datapath {
         let failed = |error: Error| Located::of(&error);
         let counted = self.lock().counted_under(target.parent, &target.name);
         self.make_room_in_quota(footprint(size).saturating_sub(counted), target.parent).map_err(failed)?;
-        let (segment, file) = self.segment_for(&target, size).map_err(failed)?;
+        let (segment, file) = self.segment_for(waits, &target, size).map_err(failed)?;
         let made = || -> Result<Slot, Error> {
             if file.metadata().map_err(Error::io("stat of a segment"))?.len() != size.get() {
                 file.set_len(size.get()).map_err(Error::io("ftruncate of a segment"))?;
@@ -167,7 +173,12 @@ impl Datapath {
     }
 
     /// A segment for a new object: one that waits, else one that an eviction gives up, else a fresh one.
-    fn segment_for(&self, target: &Target, size: ByteCount) -> Result<(SegmentId, Arc<File>), Error> {
+    fn segment_for(
+        &self,
+        waits: &mut Waits,
+        target: &Target,
+        size: ByteCount,
+    ) -> Result<(SegmentId, Arc<File>), Error> {
         let waiting = self.fast.segments.lock().pool.take(target.shape);
         if let Some(waiting) = waiting {
             self.telemetry.fast_reuses.increment();
@@ -187,7 +198,7 @@ impl Datapath {
             }
         }
         let (segment, file) = self.tier.create_segment()?;
-        match self.reserve_beside_headroom(&file, footprint(size), target.parent) {
+        match self.reserve_beside_headroom(waits, &file, footprint(size), target.parent) {
             Ok(()) => Ok((segment, Arc::new(file))),
             Err(error) => {
                 self.free_place(Place::Solo(segment));
@@ -200,15 +211,16 @@ impl Datapath {
     /// short. When nothing can be evicted any more it takes of that too, as a write through the daemon does.
     pub(super) fn reserve_beside_headroom(
         &self,
+        waits: &mut Waits,
         file: &File,
         pages: ByteCount,
         directory: Slot,
     ) -> Result<(), Error> {
         let wanted = pages.saturating_add(self.settings.write_headroom);
-        if let Err(error) = self.make_room(wanted, directory) {
+        if let Err(error) = self.make_room_within(waits, wanted, directory) {
             tracing::debug!(%error, "a begun object takes of the headroom");
         }
-        self.reserve(file, ByteCount::ZERO, pages, directory)
+        self.reserve_within(waits, file, ByteCount::ZERO, pages, directory)
     }
 
     /// Makes begun objects visible. `tell` is called once for each, in order: with its version, or with why it was given up.
@@ -356,10 +368,10 @@ impl Datapath {
         }
     }
 
-    /// Makes an object of bytes in an area of the session.
+    /// Makes an object of bytes in an area of the session. `waits`: those that are left to the request that asks for it.
     pub fn put_from(
         &self,
-        session: &Session,
+        (session, waits): (&Session, &mut Waits),
         caller: &Caller,
         scope: Ino,
         request: &BeginRequest<'_>,
@@ -370,7 +382,7 @@ impl Datapath {
         if end > area.length.get() {
             return Err(Located::Invalid);
         }
-        let begun = self.begin_one(session, scope, request)?;
+        let begun = self.begin_one(session, waits, scope, request)?;
         self.fast.segments.lock().end_writes(begun.segment);
         let mut buffer = vec![0; usize::try_from(request.size.get().min(COPIED_AT_ONCE)).unwrap_or(0)];
         let copied = (|| {
