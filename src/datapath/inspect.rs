@@ -268,7 +268,8 @@ impl Datapath {
         coldest.iter().position(|object| object.0 == slot.0).map(|rank| rank as u64)
     }
 
-    /// Sets, or with `None` removes, the pin of the node at `path`; that of a directory on all members of a cluster.
+    /// Sets, or with `None` removes, the pin of the node at `path`; that of a directory on all members of a cluster. An object
+    /// below memory is brought into it, and may be a miss.
     ///
     /// # Errors
     /// [`Error::NoObject`], [`Error::NotAgreed`], [`Error::Io`].
@@ -280,8 +281,10 @@ impl Datapath {
             let slot = state.tree.by_path(path).ok_or(Error::NoObject)?;
             state.tree.ino(slot)
         };
+        // In memory it has a record, which keeps the pin.
+        let _promoted = self.promote(ino)?;
         let changed = match self.cluster.get() {
-            _ if !self.is_agreed_on(ino) => self.change_pin(ino, pin),
+            _ if !self.is_agreed_on(ino) => self.change_policy(ino, "pin", pin),
             Some(side) => {
                 let value = pin.map(str::as_bytes);
                 side.cluster().wait(self.agree_on_attribute(ino, b"user.tidefs.pin", value, None))

@@ -277,26 +277,15 @@ impl Datapath {
     }
 
     /// Sets, or with `None` removes, one policy of a directory, or of an object that is in memory.
-    fn change_policy(&self, ino: Ino, key: &str, value: Option<&str>) -> Result<(), Error> {
+    pub(super) fn change_policy(&self, ino: Ino, key: &str, value: Option<&str>) -> Result<(), Error> {
         is_settable(key)?;
-        self.with_room_for(ino, || self.set_own_policy(ino, key, value, false))
+        self.with_room_for(ino, || self.set_own_policy(ino, key, value))
     }
 
-    /// The same for a pin, which counts on disk, too: that of an object which is there alone does until the daemon ends.
-    pub(super) fn change_pin(&self, ino: Ino, pin: Option<&str>) -> Result<(), Error> {
-        self.with_room_for(ino, || self.set_own_policy(ino, "pin", pin, true))
-    }
-
-    fn set_own_policy(
-        &self,
-        ino: Ino,
-        key: &str,
-        value: Option<&str>,
-        may_be_on_ssd: bool,
-    ) -> Result<(), Error> {
+    fn set_own_policy(&self, ino: Ino, key: &str, value: Option<&str>) -> Result<(), Error> {
         let mut state = self.lock();
         let slot = state.slot_in_use(ino)?;
-        if !may_be_on_ssd && state.object(slot).is_some_and(super::Object::is_on_ssd_alone) {
+        if state.object(slot).is_some_and(super::Object::is_on_ssd_alone) {
             // It was to be brought back before, and could not be. Its record on disk would say nothing of this.
             return Err(Error::NoObject);
         }

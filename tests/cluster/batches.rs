@@ -7,9 +7,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use tidefs_client::{AsyncCache, Cache};
+use tidefs_client::{AsyncCache, Cache, Pin};
 use tidefs_control_api::ioctl::{Command, Encoder, Entry, Flags, Name, Status, request_number, results};
 
+use crate::common::sys::get_xattr_text;
 use crate::common::{Mount, kernel, wait};
 use crate::fixture::{Hosts, object, publish};
 
@@ -173,4 +174,15 @@ fn a_task_that_waits_for_another_host_does_not_hold_its_thread() {
     hosts.mounts[0].go_on();
     assert!(longest < patience / 2, "the thread stood still for {longest:?}");
     assert_eq!(ticks, 20, "nobody was waited for");
+}
+
+#[test]
+fn what_a_client_pins_is_brought_to_its_host() {
+    let hosts = Hosts::start(2, &[]);
+    let name = "whole-0/key";
+    publish(&hosts.mounts[0].join(name), &object(1, 1 << 20));
+    let cache = Cache::open(hosts.mounts[1].path()).expect("the cache opens");
+    assert_eq!(cache.prefix(&[name]).expect("an answer"), 1, "it is known here");
+    assert!(cache.pin(name, Pin::Hard).expect("pin"));
+    assert_eq!(get_xattr_text(&hosts.mounts[1].join(name), "user.tidefs.tier"), "memory");
 }

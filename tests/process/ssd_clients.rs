@@ -3,13 +3,13 @@
 use std::fs;
 
 use nix::mount::{MntFlags, umount2};
-use tidefs_client::Cache;
+use tidefs_client::{Cache, Pin};
 
 use super::common::modes::in_fast_modes;
 use super::common::pattern::assert_same;
-use super::common::sys::set_xattr;
+use super::common::sys::{get_xattr_text, set_xattr};
 use super::common::{Mode, Mount};
-use super::ssd::{content, counter, disk, mount_on};
+use super::ssd::{content, counter, disk, mount_on, tier_of};
 
 in_fast_modes!(what_is_stored_in_a_durable_directory_survives_the_loss_of_memory);
 
@@ -44,4 +44,30 @@ fn what_is_stored_in_a_durable_directory_survives_the_loss_of_memory(mode: Mode)
     }
     assert_same(&fs::read(namespace.join("begun")).expect("read"), &content(8), "what was begun");
     assert!(!namespace.join("not durable").exists(), "memory was not lost: this shows nothing");
+}
+
+#[test]
+fn what_is_pinned_on_disk_comes_into_memory_and_stays_pinned_after_a_kill() {
+    let disk = disk();
+    let mut mount = mount_on(Mode::Passthrough, disk.path(), &[]);
+    let namespace = mount.namespace("kv");
+    let pinned = ["client", "operator"].map(|name| namespace.join(name));
+    for (path, number) in pinned.iter().zip(1..) {
+        fs::write(path, content(number)).expect("write");
+    }
+    mount.wait_until_closed(&pinned);
+    let evicted = mount.control("POST", "/v1/evict", Some(r#"{"bytes":67108864}"#));
+    assert_eq!(evicted.status, 200, "{}", evicted.text());
+    assert!(pinned.iter().all(|path| tier_of(path) == "ssd"));
+    let cache = Cache::open(&namespace).expect("open");
+    assert!(cache.pin("client", Pin::Hard).expect("pin"));
+    let answer = mount.control("POST", "/v1/pin", Some(r#"{"path":"kv/operator","pin":"hard"}"#));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert!(pinned.iter().all(|path| tier_of(path) == "memory"));
+    drop(cache);
+    mount.kill9();
+    mount.restart();
+    for path in &pinned {
+        assert_eq!(get_xattr_text(path, "user.tidefs.pin"), "hard", "{}", path.display());
+    }
 }

@@ -18,7 +18,9 @@ impl Datapath {
             let mut walk = Walk::new(&state, session.credentials(), scope);
             let (found, located) = self.find(&mut state, &mut walk, name, None);
             let slot = match (located, found) {
-                (Located::Here { .. } | Located::Packed { .. } | Located::Below, Some(spot)) => spot.slot,
+                (Located::Here { .. } | Located::Packed { .. }, Some(spot)) => spot.slot,
+                // By its file it is brought into memory, where it has a record that keeps the pin.
+                (Located::Below, _) => return Err(Located::AskByFile),
                 _ => return Err(located),
             };
             // As setxattr(2) asks of attributes of users.
@@ -27,6 +29,6 @@ impl Datapath {
             }
             state.tree.ino(slot)
         };
-        self.change_pin(ino, Some(pin)).map_err(|error| Located::of(&error))
+        self.change_policy(ino, "pin", Some(pin)).map_err(|error| Located::of(&error))
     }
 }
