@@ -156,3 +156,26 @@ fn a_part_that_is_shown_after_its_object_ended_shows_nothing() {
     }
     assert!(cache.wait_range("dropped", 0..1, Duration::ZERO).expect("wait").is_none());
 }
+
+#[test]
+fn of_several_writers_of_a_key_one_that_has_what_is_wanted_is_followed() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (_mount, kv) = kv(Mode::Passthrough);
+    let [first, second, readers] = [(); 3].map(|()| Cache::open(&kv).expect("open"));
+    let [bytes, others] = [1, 2].map(|seed| pattern::object(seed, 2 * LAYER));
+    let begin = |cache: &Cache, bytes: &[u8]| {
+        let mut writer = cache.create("key", bytes.len()).expect("create");
+        writer.copy_from_slice(bytes);
+        writer
+    };
+    let (mut ahead, mut behind) = (begin(&first, &bytes), begin(&second, &others));
+    ahead.ready(0..2 * LAYER).expect("ready");
+    behind.ready(0..LAYER).expect("ready");
+    let wait = |range| readers.wait_range("key", range, HANG).expect("wait").expect("one of them has it");
+    assert!(*wait(LAYER..2 * LAYER) == bytes[LAYER..], "the last one shown has none of it");
+    assert!(*wait(0..LAYER) == others[..LAYER], "the last one shown");
+    drop(behind);
+    assert!(*wait(0..LAYER) == bytes[..LAYER], "the one that is left");
+}

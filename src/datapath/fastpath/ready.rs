@@ -7,7 +7,8 @@
 //! - A reference to a begun object is one like any other: it outlives the seal, and keeps the bytes when the writer gives
 //!   the object up.
 //!
-//! Limits: [`PARTS_MAX`] parts of one object that do not touch each other.
+//! Limits: [`PARTS_MAX`] parts of one object that do not touch each other; of the objects that are begun under one name the
+//! [`LOOKED_AT_MAX`] that were shown last are looked at.
 
 use hashbrown::HashMap;
 use tidefs_engine::types::{ByteCount, FileOffset, KeyHash, SegmentId, Version};
@@ -21,6 +22,9 @@ use crate::namespace::{Ino, Slot};
 
 /// Parts of one object that do not touch each other.
 const PARTS_MAX: usize = 4096;
+
+/// Objects begun under one name that are looked at for one wait: two engines may compute one block.
+const LOOKED_AT_MAX: usize = 16;
 
 /// A part of a begun object that is as it will stay.
 #[derive(Clone, Copy, Debug)]
@@ -100,13 +104,17 @@ struct Shown {
 #[derive(Debug, Default)]
 pub(in crate::datapath) struct Following {
     by_slot: HashMap<Slot, Shown>,
-    /// The one that was shown last under each name.
-    by_key: HashMap<KeyHash, Slot>,
+    /// Those that are shown under each name, the one that was shown last at the end.
+    by_key: HashMap<KeyHash, Vec<Slot>>,
 }
 
 impl Following {
     fn show(&mut self, slot: Slot, (key, parent): (KeyHash, Ino), size: ByteCount, part: (u64, u64)) -> bool {
-        self.by_key.insert(key, slot);
+        let slots = self.by_key.entry(key).or_default();
+        if slots.last() != Some(&slot) {
+            slots.retain(|&other| other != slot);
+            slots.push(slot);
+        }
         let shown =
             self.by_slot.entry(slot).or_insert_with(|| Shown { key, parent, size, parts: Parts::default() });
         shown.parts.add(part.0, part.1)
@@ -115,10 +123,20 @@ impl Following {
     /// It is sealed, or given up.
     pub(super) fn end(&mut self, slot: Slot) {
         if let Some(shown) = self.by_slot.remove(&slot)
-            && self.by_key.get(&shown.key) == Some(&slot)
+            && let Some(slots) = self.by_key.get_mut(&shown.key)
         {
-            self.by_key.remove(&shown.key);
+            slots.retain(|&other| other != slot);
+            if slots.is_empty() {
+                self.by_key.remove(&shown.key);
+            }
         }
+    }
+
+    /// Those that are shown under a name, the one that was shown last first.
+    fn latest(&self, key: KeyHash) -> impl Iterator<Item = (Slot, &Shown)> {
+        let slots = self.by_key.get(&key).map_or(&[][..], Vec::as_slice);
+        let latest = slots.iter().rev().take(LOOKED_AT_MAX);
+        latest.filter_map(move |&slot| Some((slot, self.by_slot.get(&slot)?)))
     }
 
     /// Where the last part that is ready ends.
@@ -209,8 +227,8 @@ impl Datapath {
         Followed::Here(here, first)
     }
 
-    /// A reference to the begun object under `key`, when the wanted part of it is ready. `None` when none is shown there;
-    /// [`Located::Absent`] when the part is still written.
+    /// A reference to the begun object under `key` that was shown last of those of which the wanted part is ready. `None` when
+    /// none is shown there; [`Located::Absent`] when the part is still written.
     fn refer_to_shown(
         &self,
         state: &mut State,
@@ -219,18 +237,22 @@ impl Datapath {
         request: &FollowRequest<'_>,
     ) -> Option<Result<(Slot, Located), Located>> {
         let following = self.fast.following.lock();
-        let slot = *following.by_key.get(&key)?;
-        let shown = following.by_slot.get(&slot)?;
-        if !credentials.may(&state.tree.node(slot).attributes, Right::READ) {
-            return Some(Err(Located::Denied));
+        let (mut found, mut otherwise) = (None, None);
+        for (slot, shown) in following.latest(key) {
+            if !credentials.may(&state.tree.node(slot).attributes, Right::READ) {
+                otherwise = otherwise.or(Some(Located::Denied));
+                continue;
+            }
+            // As read(2) does: what is wanted beyond the end is not waited for.
+            let start = request.offset.0.min(shown.size.get());
+            let end = request.offset.0.saturating_add(request.length.get()).min(shown.size.get());
+            if shown.parts.cover(start, end) {
+                found = Some((slot, shown.size));
+                break;
+            }
+            otherwise = Some(Located::Absent);
         }
-        // As read(2) does: what is wanted beyond the end is not waited for.
-        let start = request.offset.0.min(shown.size.get());
-        let end = request.offset.0.saturating_add(request.length.get()).min(shown.size.get());
-        if !shown.parts.cover(start, end) {
-            return Some(Err(Located::Absent));
-        }
-        let length = shown.size;
+        let Some((slot, length)) = found else { return otherwise.map(Err) };
         let object = state.object_mut(slot)?;
         let segment: SegmentId = match object.place {
             Place::Solo(segment) if object.phase == Phase::Writing => segment,
@@ -280,13 +302,19 @@ mod tests {
     }
 
     #[test]
-    fn the_last_one_shown_under_a_name_is_found_and_ends_alone() {
+    fn those_shown_under_a_name_are_found_the_last_one_first_and_end_alone() {
         let mut following = Following::default();
         let place = (KeyHash(7), Ino(1));
         assert!(following.show(Slot(2), place, ByteCount(100), (0, 10)));
         assert!(following.show(Slot(3), place, ByteCount(100), (0, 20)));
+        let found = |following: &Following| -> Vec<Slot> {
+            following.latest(KeyHash(7)).map(|(slot, _)| slot).collect()
+        };
+        assert_eq!(found(&following), [Slot(3), Slot(2)]);
+        assert!(following.show(Slot(2), place, ByteCount(100), (10, 20)));
+        assert_eq!(found(&following), [Slot(2), Slot(3)]);
         following.end(Slot(2));
-        assert_eq!(following.by_key.get(&KeyHash(7)), Some(&Slot(3)));
+        assert_eq!(found(&following), [Slot(3)]);
         assert_eq!(following.ready_end(Slot(3)), ByteCount(20));
         following.end(Slot(3));
         assert!(following.by_key.is_empty() && following.by_slot.is_empty());
