@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use nix::errno::Errno;
 use tidefs_control_api::ioctl::{
@@ -13,7 +15,7 @@ use tidefs_control_api::ioctl::{
 use zerocopy::FromBytes as _;
 
 use crate::common::{Mode, Mount, kernel, pattern, wait};
-use crate::fixture::{MIB, kv, kv_with, offset, publish_object};
+use crate::fixture::{MIB, kv, kv_with, offset, publish, publish_object};
 
 /// An open control file.
 pub(crate) struct Control {
@@ -196,6 +198,45 @@ fn objects_are_made_of_an_area_and_copied_into_it() {
     assert_eq!(other.one::<Outcome>(Command::PutFrom, &theirs).1.status(), Status::Invalid);
     drop(control);
     assert!(wait::until(wait::HANG, || !Path::new(&other.segment(area)).exists()));
+}
+
+/// One thread replaces a small object while another one copies it.
+#[test]
+fn what_is_copied_of_an_object_that_is_replaced_is_one_version_of_it_whole() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mount, kv) = kv(Mode::Passthrough);
+    let key = kv.join("key");
+    publish(&key, &[1; 100]);
+    let control = Control::open(&mount);
+    let (area, file) = control.area(4096);
+    let get = Get { offset: 0, length: 4096, area, target: 0, name: Name(b"kv/key") };
+    let is_over = AtomicBool::new(false);
+    let copy_all = || {
+        let mut copies = 0;
+        while !is_over.load(Ordering::Relaxed) {
+            let (_, copied) = control.one::<Entry>(Command::GetInto, &get);
+            if copied.status() == Status::AskByFile {
+                continue;
+            }
+            assert_eq!(copied.status(), Status::Ok, "it is there all the time");
+            let mut bytes = vec![0; usize::try_from(copied.length.get()).expect("a length")];
+            file.read_exact_at(&mut bytes, 0).expect("read the area");
+            assert!(bytes == [1_u8; 100] || bytes == [3_u8; 300], "{bytes:?}");
+            copies += 1;
+        }
+        copies
+    };
+    thread::scope(|scope| {
+        let copying = scope.spawn(copy_all);
+        for _ in 0..1000 {
+            publish(&key, &[3; 300]);
+            publish(&key, &[1; 100]);
+        }
+        is_over.store(true, Ordering::Relaxed);
+        assert!(copying.join().expect("each copy is whole") > 0);
+    });
 }
 
 #[test]

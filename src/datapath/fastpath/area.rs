@@ -21,6 +21,9 @@ use crate::namespace::{Ino, Slot};
 /// Bytes of a write(2) into a segment that are written before the lock is let go for others.
 const WRITTEN_AT_ONCE: usize = 64 << 10;
 
+/// How often an object is looked for that is replaced, or moved, between the look and the copy.
+const LOOKS_MAX: usize = 8;
+
 /// Most bytes of one area.
 pub const AREA_MAX: ByteCount = ByteCount::mib(64);
 
@@ -173,6 +176,33 @@ impl Datapath {
         let Ok(count) = length_within(&area, request.target, request.length) else {
             return (Located::Invalid, ByteCount::ZERO);
         };
+        // What is told of an object is told of the bytes that were copied: they are of one version.
+        let look = || self.copy_out(session, caller, scope, request, count).transpose();
+        let Some(found) = (0..LOOKS_MAX).find_map(|_| look()) else {
+            return (Located::AskByFile, ByteCount::ZERO);
+        };
+        let written = found.and_then(|(located, bytes)| {
+            area.file.write_all_at(&bytes, request.target.0).map_err(Error::io("write of an area"))?;
+            Ok((located, ByteCount(bytes.len() as u64)))
+        });
+        match written {
+            Ok((located, copied)) => {
+                self.telemetry.copied_bytes.add(copied.get());
+                (located, copied)
+            }
+            Err(error) => (Located::of(&error), ByteCount::ZERO),
+        }
+    }
+
+    /// What a name stands for, and up to `count` bytes of it. `None` when that changed meanwhile.
+    fn copy_out(
+        &self,
+        session: &Session,
+        caller: &Caller,
+        scope: Ino,
+        request: &GetRequest<'_>,
+        count: usize,
+    ) -> Result<Option<(Located, Vec<u8>)>, Error> {
         let mut located = Located::Absent;
         // A reference keeps the bytes of a solo object while they are copied.
         let names = std::iter::once(request.name);
@@ -186,30 +216,17 @@ impl Datapath {
         };
         let mut buffer = vec![0; usize::try_from(left).map_or(count, |left| left.min(count))];
         let copied = match located {
-            Located::Here { segment, .. } => self.copy_solo(segment, request.offset, &mut buffer),
-            // It may be another version by now; what is told is the one that was copied.
-            Located::Packed { .. } => {
-                self.copy_packed(session, scope, request, &mut buffer).map(|(copied, version, length)| {
-                    located = Located::Packed { version, length };
-                    copied
-                })
+            Located::Here { segment, .. } => self.copy_solo(segment, request.offset, &mut buffer).map(Some),
+            Located::Packed { version, length } => {
+                self.copy_packed(session, scope, request, (version, length), &mut buffer)
             }
-            _ => Ok(0),
+            _ => Ok(Some(0)),
         };
         self.give_back(session, std::iter::once((reference, 1)));
-        let written = copied.and_then(|copied| {
-            area.file
-                .write_all_at(&buffer[..copied], request.target.0)
-                .map_err(Error::io("write of an area"))?;
-            Ok(copied)
-        });
-        match written {
-            Ok(copied) => {
-                self.telemetry.copied_bytes.add(copied as u64);
-                (located, ByteCount(copied as u64))
-            }
-            Err(error) => (Located::of(&error), ByteCount::ZERO),
-        }
+        Ok(copied?.map(|copied| {
+            buffer.truncate(copied);
+            (located, buffer)
+        }))
     }
 
     fn copy_solo(&self, segment: SegmentId, offset: FileOffset, buffer: &mut [u8]) -> Result<usize, Error> {
@@ -226,22 +243,23 @@ impl Datapath {
         Ok(filled)
     }
 
-    /// The bytes of a packed object, under the lock, so that it is not moved meanwhile.
+    /// The bytes of a packed object, under the lock, so that it is not moved meanwhile. `None` when it is not the version, of the
+    /// length, that was found there.
     fn copy_packed(
         &self,
         session: &Session,
         scope: Ino,
         request: &GetRequest<'_>,
+        found: (Version, ByteCount),
         buffer: &mut [u8],
-    ) -> Result<(usize, Version, ByteCount), Error> {
+    ) -> Result<Option<usize>, Error> {
         let mut state = self.lock();
         let mut walk = super::locate::Walk::new(&state, session.credentials(), scope);
         let (within, leaf) = walk.split(&state, request.name);
         let slot = within.ok().and_then(|within| state.tree.child(within.slot, leaf));
-        let slot = slot.ok_or(Error::NoObject)?;
-        let object = state.object(slot).ok_or(Error::NoObject)?;
-        let Place::Packed(extent) = object.place else { return Err(Error::NoObject) };
-        let (version, length) = (object.version, object.size);
+        let Some(slot) = slot else { return Ok(None) };
+        let object = state.object(slot).filter(|object| (object.version, object.size) == found);
+        let Some(&Place::Packed(extent)) = object.map(|object| &object.place) else { return Ok(None) };
         if !session.credentials().may(&state.tree.node(slot).attributes, Right::READ) {
             return Err(Error::NotPermitted("reading it"));
         }
@@ -249,7 +267,7 @@ impl Datapath {
         self.settle_used(&mut state, slot);
         let count = self.tier.read_packed(&extent, request.offset, buffer)?;
         self.telemetry.packed_read_bytes.add(count as u64);
-        Ok((count, version, length))
+        Ok(Some(count))
     }
 
     /// The file of a segment, for a client to map: an object's, that it may read, or write while it is begun; an area's own.
