@@ -199,14 +199,14 @@ impl FastFiles {
     }
 }
 
-/// Attributes of a segment: who may open it is decided when it is opened.
+/// Attributes of a segment. Not its length: who may know that is decided when it is opened, and neither mmap(2) nor read(2) of
+/// a file that is passed through, or served by the daemon, looks at it.
 pub(super) fn segment_attributes(
     control: &ControlFiles,
     datapath: &Datapath,
     number: INodeNo,
 ) -> Option<FileAttr> {
-    let length = datapath.shared_length(segment_of(number)?)?;
-    Some(FileAttr { size: length.get(), blocks: length.get() / 512, ..control.attributes(number) })
+    datapath.is_shared(segment_of(number)?).then(|| control.attributes(number))
 }
 
 fn credentials(request: &Request) -> Credentials {

@@ -191,6 +191,18 @@ fn what_lost_its_name_is_opened_by_its_owner_alone() {
 }
 
 #[test]
+fn nobody_learns_the_length_of_an_object_from_its_segment() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mount, _kv) = kv(Mode::Passthrough);
+    let control = Control::open(&mount);
+    let segment = control.segment(make(&control, b"kv/secret", 0o600, 1));
+    assert_eq!(stranger().stat(&segment).expect("numbers are no secret").size, 0);
+    assert_eq!(pattern::verify_object(&fs::read(&segment).expect("its owner reads it")), Ok(1));
+}
+
+#[test]
 fn an_object_is_as_long_as_it_is_sealed_whatever_its_client_made_of_the_segment() {
     if !kernel::has_fast_path() {
         return;

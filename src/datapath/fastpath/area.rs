@@ -375,17 +375,11 @@ impl Datapath {
         (!node.is_detached()).then_some(node.parent)
     }
 
-    /// Length of a segment that clients may know of; `None` when they may not.
+    /// Whether clients may know of a segment: that it is there, which says nothing of what is in it.
     #[must_use]
-    pub fn shared_length(&self, segment: SegmentId) -> Option<ByteCount> {
-        let clock = self.tier.names_clock();
-        let file = if segment == clock.segment() {
-            clock.file()
-        } else {
-            self.fast.segments.lock().known.contains_key(&segment).then_some(())?;
-            Arc::new(self.tier.open_segment(segment).ok()?)
-        };
-        file.metadata().ok().map(|metadata| ByteCount(metadata.len()))
+    pub fn is_shared(&self, segment: SegmentId) -> bool {
+        let is_clock = segment == self.tier.names_clock().segment();
+        is_clock || self.fast.segments.lock().known.contains_key(&segment)
     }
 }
 

@@ -33,7 +33,7 @@ pub(in crate::fuse) fn lookup(
         let number = fast_files::segment(name.as_bytes());
         let found = number.and_then(|number| fast_files::segment_attributes(control, datapath, number));
         return match found {
-            // Its length changes with the object that it holds.
+            // It may be given up at any time.
             Some(attributes) => reply.entry(&Duration::ZERO, &attributes, Generation(0)),
             None => reply.error(Errno::ENOENT),
         };
