@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi as python;
 use pyo3::prelude::*;
@@ -40,15 +40,32 @@ impl State {
     }
 }
 
-type Shared = Arc<Mutex<State>>;
+/// What a writer and all that was made of it share.
+struct Shared {
+    state: Mutex<State>,
+    /// The process that made it.
+    process: u32,
+}
+
+impl Shared {
+    /// Locks it.
+    ///
+    /// # Errors
+    /// In a child of fork(2), where another thread of its parent had it locked, which writes for long: nobody unlocks it there.
+    fn lock(&self) -> PyResult<MutexGuard<'_, State>> {
+        let is_inherited = std::process::id() != self.process;
+        let locked = if is_inherited { self.state.try_lock() } else { Some(self.state.lock()) };
+        locked.ok_or_else(over)
+    }
+}
 
 /// A buffer or a tensor that was made of a writer.
-struct Export(Shared);
+struct Export(Arc<Shared>);
 
 impl Drop for Export {
     fn drop(&mut self) {
         let doomed = {
-            let mut state = self.0.lock();
+            let Ok(mut state) = self.0.lock() else { return };
             state.exports = state.exports.saturating_sub(1);
             if state.exports == 0 && state.is_doomed { state.writer.take() } else { None }
         };
@@ -62,7 +79,7 @@ impl Drop for Export {
 /// What it holds at first means nothing: zeros, or bytes of an object that was there before.
 #[pyclass(frozen, module = "tidefs")]
 pub(crate) struct Writer {
-    state: Shared,
+    shared: Arc<Shared>,
     length: usize,
     is_mapped: bool,
 }
@@ -71,30 +88,31 @@ impl Writer {
     pub(crate) fn new(writer: tidefs_client::Writer) -> Self {
         let (length, is_mapped) = (writer.len(), writer.is_mapped());
         let state = State { writer: Some(writer), exports: 0, is_doomed: false };
-        Self { state: Arc::new(Mutex::new(state)), length, is_mapped }
+        let shared = Shared { state: Mutex::new(state), process: std::process::id() };
+        Self { shared: Arc::new(shared), length, is_mapped }
     }
 
     /// Whether it may be sealed now.
     pub(crate) fn check(&self) -> PyResult<()> {
-        self.state.lock().check()
+        self.shared.lock()?.check()
     }
 
     /// The writer itself, to be sealed.
     pub(crate) fn take(&self) -> PyResult<tidefs_client::Writer> {
-        let mut state = self.state.lock();
+        let mut state = self.shared.lock()?;
         state.check()?;
         state.writer.take().ok_or_else(over)
     }
 
     fn shown(&self) -> PyResult<Shown> {
-        let mut state = self.state.lock();
+        let mut state = self.shared.lock()?;
         if state.is_doomed {
             return Err(over());
         }
         let writer = state.writer.as_mut().ok_or_else(over)?;
         let (start, length) = (writer.as_mut_ptr(), writer.len());
         state.exports += 1;
-        let keeper = Box::new(Export(Arc::clone(&self.state)));
+        let keeper = Box::new(Export(Arc::clone(&self.shared)));
         Ok(Shown { start, length, is_readonly: false, keeper })
     }
 }
@@ -120,8 +138,7 @@ impl Writer {
     /// Whether it was sealed or given up.
     #[getter]
     fn closed(&self) -> bool {
-        let state = self.state.lock();
-        state.writer.is_none() || state.is_doomed
+        self.shared.lock().map_or(true, |state| state.writer.is_none() || state.is_doomed)
     }
 
     /// Copies bytes to `offset`. Returns how many. ValueError when they do not fit, or would change what was made ready.
@@ -130,7 +147,7 @@ impl Writer {
         let bytes = Bytes::of(data)?;
         let source = bytes.as_slice();
         py.detach(|| {
-            let mut state = self.state.lock();
+            let mut state = self.shared.lock()?;
             if state.is_doomed {
                 return Err(over());
             }
@@ -150,7 +167,7 @@ impl Writer {
     fn ready(&self, py: Python<'_>, start: usize, stop: usize) -> PyResult<()> {
         py.detach(|| {
             let part = {
-                let mut state = self.state.lock();
+                let mut state = self.shared.lock()?;
                 if state.is_doomed {
                     return Err(over());
                 }
@@ -178,7 +195,7 @@ impl Writer {
     /// Gives the object up, as soon as nothing that was made of the writer is in use.
     fn abort(&self) {
         let given_up = {
-            let mut state = self.state.lock();
+            let Ok(mut state) = self.shared.lock() else { return };
             state.is_doomed = true;
             if state.exports == 0 { state.writer.take() } else { None }
         };

@@ -4,7 +4,9 @@ import gc
 import json
 import os
 import pathlib
+import signal
 import sys
+import threading
 import time
 import traceback
 
@@ -49,6 +51,33 @@ def a_forked_child_gives_nothing_of_its_parent_back(cache):
     writer.write(b"w" * MIB)
     writer.seal()
     assert bytes(cache.get("begun")) == b"w" * MIB
+
+
+def a_forked_child_lets_go_of_a_writer_that_another_thread_fills(cache):
+    data = b"f" * (16 * MIB)
+    writer, is_over = cache.create("filled", len(data)), threading.Event()
+
+    def fill():
+        while not is_over.is_set():
+            writer.write(data)
+
+    filler = threading.Thread(target=fill)
+    filler.start()
+    try:
+        for _ in range(50):
+            child = os.fork()
+            if child == 0:
+                # Ends it where it hangs.
+                signal.alarm(20)
+                writer.abort()
+                os._exit(0 if writer.closed else 1)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        is_over.set()
+        filler.join()
+    writer.write(data)
+    writer.seal()
+    assert bytes(cache.get("filled")) == data
 
 
 def held():

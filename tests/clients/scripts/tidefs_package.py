@@ -392,6 +392,7 @@ cases.run(
         what_was_found_outlives_its_cache,
         ends.a_forked_child_gives_nothing_of_its_parent_back,
         ends.a_forked_child_is_told_nothing_by_what_its_parent_kept,
+        ends.a_forked_child_lets_go_of_a_writer_that_another_thread_fills,
         ends.what_a_parent_held_is_given_back_when_it_closes_though_its_child_lives,
         ends.an_exception_on_its_way_is_not_lost_in_what_ends_a_registration,
         segments_are_pinned_once_and_let_go_before_they_are_unmapped,
