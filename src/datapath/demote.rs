@@ -145,8 +145,8 @@ impl State {
                 let record = self.ssd_record(slot);
                 record.is_some_and(|record| ssd.has_settled(&record.key, record.version))
             };
-            let has_one = object.marks.has(Marks::ON_SSD)
-                && !(object.marks.has(Marks::STALE_ON_SSD) && has_settled());
+            let has_one =
+                object.marks.has(Marks::ON_SSD) && !(object.marks.has(Marks::STALE_ON_SSD) && has_settled());
             object.is_storable() && !has_one
         };
         !self.leaves_first(slot) && self.object(slot).is_some_and(lacks)

@@ -23,6 +23,7 @@ use tidefs_engine::types::ByteCount;
 use super::setup::Setup;
 use super::system::{Books, Change, Facts, Open, Reason, Space, System, Token};
 
+mod ahead;
 mod below;
 mod counting;
 mod depth;

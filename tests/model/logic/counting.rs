@@ -33,7 +33,7 @@ fn a_run_and_a_prefetch_count_nothing_however_many_directories_their_names_are_i
     }
     let datapath = logic.datapath();
     let before = counted(datapath);
-    let session = datapath.begin_session(Credentials::of_request(0, 0, caller(0).thread));
+    let session = datapath.begin_session(Credentials::of_request(0, 0, caller(0).thread), false);
     let names = [&b"a/k"[..], b"b/k", b"a/none", b"b/k"];
     let run = datapath.run_length(&session, &caller(0), Ino::ROOT, names.into_iter());
     assert_eq!(run.length, 2);
