@@ -32,10 +32,13 @@ use super::drain_file::Unfinished;
 use super::error::ClusterError;
 use super::gone::Gone;
 use super::object::{Facts, Holding, Stamp};
+use super::peers::Peer;
 use super::shards::{KeyId, replica_target};
 
 /// Objects that are copied at once.
 const AT_ONCE: usize = 8;
+/// How often what was published meanwhile is copied before a walk, while that is much.
+const NOTED_ROUNDS: usize = 10;
 /// Walks in a row after which no less is left than after those before, before it is given up.
 const FRUITLESS_MAX: u32 = 10;
 /// Part of what a walk looked at that it may have had to have copied and be the last one all the same.
@@ -202,7 +205,7 @@ impl Core {
         let (mut fruitless, mut fewest) = (0, u64::MAX);
         let end = loop {
             // What was published since the last walk is nothing that the next one finds to be missing.
-            self.drain_noted().await;
+            self.drain_most_noted().await;
             let Some(walk) = self.drain_walk().await else { break DrainPhase::Late };
             if walk.left == 0 && walk.copied <= walk.looked_at / FEW {
                 (fruitless, fewest) = (0, u64::MAX);
@@ -246,15 +249,15 @@ impl Core {
     /// Leaves, unless something is in the way. A walk that began a moment ago found nothing left to copy; what was published
     /// since is copied first. Returns whether it has left.
     async fn leave_after_walk(self: &Arc<Self>) -> bool {
-        // Most of it while more may be published.
-        if !self.may_leave() || !self.drain_noted().await {
+        // Most of it while more may be published. Somebody is always just being told of that, who waits for nobody that is away.
+        if !self.may_leave(Peer::is_there) || !self.drain_most_noted().await {
             return false;
         }
         let shut = self.parting.shut();
         let is_ready = async {
             shut.is_idle().await;
-            let are_held = self.drain_noted().await;
-            while are_held && self.who_has_not_heard().is_some() {
+            let are_held = self.drain_noted().await.is_some();
+            while are_held && self.who_is_not(Peer::has_heard_all).is_some() {
                 tokio::time::sleep(HEARING).await;
             }
             are_held
@@ -295,21 +298,42 @@ impl Core {
         tracing::error!("whether this member is still registered is not known; a restart registers it");
     }
 
-    /// Whether everyone has heard what this member decided, and the coordinator answers.
-    fn may_leave(&self) -> bool {
+    /// Whether all others are as this member needs them to leave, and the coordinator answers.
+    fn may_leave(&self, is_ready: fn(&Peer) -> bool) -> bool {
         let is_reached = matches!(self.coordinator.reachability(), Reachability::Reached);
-        is_reached && self.who_has_not_heard().is_none()
+        is_reached && self.who_is_not(is_ready).is_none()
     }
 
-    /// Has enough other members hold what was published since that was asked last. Returns whether they do.
-    async fn drain_noted(self: &Arc<Self>) -> bool {
-        let Some(noted) = self.parting.take() else { return false };
-        for holding in noted {
-            if self.is_out_of_time() || is_left(self.drain_one(holding).await.0) {
-                return false;
+    /// As [`Self::drain_noted`], until little is published meanwhile. Returns whether others hold what was noted.
+    async fn drain_most_noted(self: &Arc<Self>) -> bool {
+        for _ in 0..NOTED_ROUNDS {
+            match self.drain_noted().await {
+                None => return false,
+                Some(count) if count <= AT_ONCE => break,
+                Some(_) => {}
             }
         }
         true
+    }
+
+    /// Has enough other members hold what was published since that was asked last. Returns how much that was, `None` when they
+    /// do not hold it.
+    async fn drain_noted(self: &Arc<Self>) -> Option<usize> {
+        let noted = self.parting.take()?;
+        let count = noted.len();
+        let (mut noted, mut under_way) = (noted.into_iter(), JoinSet::new());
+        loop {
+            for holding in noted.by_ref().take(AT_ONCE - under_way.len()) {
+                let core = Arc::clone(self);
+                under_way.spawn(async move { core.drain_one(holding).await.0 });
+            }
+            match under_way.join_next().await {
+                None => return Some(count),
+                Some(Ok(copied)) if !is_left(copied) && !self.is_out_of_time() => {}
+                // The next walk finds those that are given up with it.
+                Some(_) => return None,
+            }
+        }
     }
 
     /// Waits for the coordinator, and for members that are to know what this one decided. Returns whether the time is not
@@ -321,10 +345,10 @@ impl Core {
             if self.is_out_of_time() {
                 return false;
             }
-            if self.may_leave() {
+            if self.may_leave(Peer::has_heard_all) {
                 return true;
             }
-            let ignorant = self.who_has_not_heard();
+            let ignorant = self.who_is_not(Peer::has_heard_all);
             if let Some(member) = ignorant.filter(|_| awaited != ignorant) {
                 tracing::warn!(
                     member = member.0,
@@ -335,12 +359,12 @@ impl Core {
         }
     }
 
-    /// A member of the view that is lost, or that is still to hear of something that was decided here.
-    fn who_has_not_heard(&self) -> Option<MemberId> {
+    /// A member of the view that is not `ready`; any while shards are being handed over.
+    fn who_is_not(&self, ready: fn(&Peer) -> bool) -> Option<MemberId> {
         let is_handing_over = self.handing_over.load(Ordering::Acquire) > 0;
         let peers = self.peers.lock();
         let mut members = peers.values().filter(|peer| peer.is_registered);
-        members.find(|peer| is_handing_over || !peer.has_heard_all()).map(|peer| peer.id.member)
+        members.find(|peer| is_handing_over || !ready(peer)).map(|peer| peer.id.member)
     }
 
     fn is_out_of_time(&self) -> bool {
@@ -439,7 +463,7 @@ impl Core {
                 |member| member != self.me.member && !refusing.contains(&member) && !self.is_suspect(member);
             let Some(target) = replica_target(&view, head, &[], is_candidate) else { return Copied::NotNow };
             match self.ask_to_keep(target, &wish).await {
-                Kept::Done | Kept::Gone => return Copied::Enough,
+                Kept::Done | Kept::Already | Kept::Gone => return Copied::Enough,
                 Kept::NotNow | Kept::Leaving => drop(refusing.insert(target)),
             }
         }

@@ -174,11 +174,15 @@ impl Peer {
         !self.owed.is_empty() || !self.debts.is_empty()
     }
 
+    /// Whether it hears what it is told, as far as is known.
+    pub(super) fn is_there(&self) -> bool {
+        self.link == Link::Up && !self.is_slow
+    }
+
     /// Whether it is there, and knows all that this member decided and it is to know, too.
     pub(super) fn has_heard_all(&self) -> bool {
-        let is_there = self.link == Link::Up && !self.is_slow;
         let is_told = self.debts.is_empty() && self.dirty.is_idle() && self.paying.available_permits() > 0;
-        is_there && is_told
+        self.is_there() && is_told
     }
 
     /// Whether it is not to be waited for.

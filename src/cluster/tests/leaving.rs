@@ -62,6 +62,39 @@ fn what_a_drained_member_could_not_publish_is_held_by_others_when_it_has_left_th
 }
 
 #[test]
+fn a_member_that_is_written_to_without_end_leaves_all_the_same() {
+    in_a_cluster_of(3, |_, hosts| async move {
+        let (first, held) = (hosts[0].cluster.me(), 400_u64);
+        let name = |number: u64| format!("kv/{number}");
+        for number in 0..held {
+            hosts[0].write(&name(number), b"before", wall(), soon()).await.unwrap();
+        }
+        hosts[1].cluster.drain(first, DrainOrder::Begin { within_ms: None }).await.unwrap();
+        let mut written = held;
+        let write = async {
+            // Until it is refused.
+            while hosts[0].write(&name(written), b"meanwhile", wall(), soon()).await.is_ok() {
+                written += 1;
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        let has_left = || hosts[0].cluster.status().drain.phase == DrainPhase::Left;
+        tokio::select! {
+            () = until("it has left", has_left) => {}
+            () = write => {}
+        }
+        until("it has left", has_left).await;
+        settled(&hosts[1..]).await;
+        hosts[0].cluster.close().await;
+        for number in 0..written {
+            let read = hosts[1].read(&name(number), soon()).await;
+            let bytes = if number < held { &b"before"[..] } else { b"meanwhile" };
+            assert_eq!(read.as_deref(), Some(bytes), "{number}");
+        }
+    });
+}
+
+#[test]
 fn a_drain_that_is_found_by_a_start_after_its_time_leaves_the_member_where_it_is() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("drain.json");

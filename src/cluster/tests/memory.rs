@@ -174,15 +174,17 @@ impl Holder for Memory {
         replicas: u8,
         _head: KeyId,
         from: MemberId,
-    ) -> BoxFuture<'static, Result<ByteCount, Unkept>> {
+    ) -> BoxFuture<'static, Result<Keeping, Unkept>> {
         let (cluster, asked_at) = {
             let mut state = self.state.lock();
             if let Some(object) = state.objects.get_mut(&path).filter(|object| object.stamp == stamp) {
-                (object.is_soft, object.replicas) = (false, replicas);
+                let was_soft = std::mem::replace(&mut object.is_soft, false);
+                object.replicas = replicas;
                 if let Some(cluster) = state.cluster.as_ref() {
                     cluster.hold(&path, stamp, Medium::Memory);
                 }
-                return Box::pin(std::future::ready(Ok(ByteCount::ZERO)));
+                let kept = if was_soft { Keeping::Now(ByteCount::ZERO) } else { Keeping::Already };
+                return Box::pin(std::future::ready(Ok(kept)));
             }
             if state.is_full || state.objects.contains_key(&path) {
                 return Box::pin(std::future::ready(Err(Unkept::NotNow)));
@@ -211,7 +213,7 @@ impl Holder for Memory {
             state.objects.insert(path.clone(), object);
             state.answers.remove(&path);
             cluster.hold(&path, stamp, Medium::Memory);
-            Ok(facts.size)
+            Ok(Keeping::Now(facts.size))
         })
     }
 

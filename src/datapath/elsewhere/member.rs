@@ -13,7 +13,9 @@ use super::super::{Caller, Datapath, Error, HandleId, IoPath, Marks, Object, Ope
 use super::stamp_of;
 use crate::cluster::coordinator::Namespaces;
 use crate::cluster::shards::{KeyId, Shard};
-use crate::cluster::{Facts, Holder, Holding, Lent, LentBytes, ListedName, Medium, Stamp, Unkept, Unlent};
+use crate::cluster::{
+    Facts, Holder, Holding, Keeping, Lent, LentBytes, ListedName, Medium, Stamp, Unkept, Unlent,
+};
 use crate::namespace::{Cookie, Slot, ThreadId};
 use crate::tier::eviction::Departure;
 use crate::tier::memory::checksum_bytes;
@@ -123,7 +125,7 @@ impl Holder for MemberSide {
         replicas: u8,
         head: KeyId,
         from: MemberId,
-    ) -> BoxFuture<'static, Result<ByteCount, Unkept>> {
+    ) -> BoxFuture<'static, Result<Keeping, Unkept>> {
         let (datapath, runtime) = (self.datapath.upgrade(), self.runtime.clone());
         Box::pin(async move {
             let datapath = datapath.ok_or(Unkept::NotNow)?;

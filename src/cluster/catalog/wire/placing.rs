@@ -49,6 +49,8 @@ pub enum Kept {
     NotNow,
     /// This member leaves.
     Leaving,
+    /// It was kept here before.
+    Already,
 }
 
 /// What is wanted of a member that is to leave.
