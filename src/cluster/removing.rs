@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
@@ -114,6 +114,18 @@ impl Core {
             self.counters.removals_lost.increment();
             tracing::warn!(
                 "{OWED_MAX} removals wait to be told already; copies of one more may live on elsewhere"
+            );
+        }
+    }
+
+    /// Forgets what was removed, or ended, long ago.
+    pub(super) fn expire_removals(&self, now: Duration) {
+        let lost = self.owner.lock().expire(now);
+        if lost > 0 {
+            self.counters.ends_lost.add(lost);
+            tracing::warn!(
+                lost,
+                "more was let go of while members are away than is remembered; one that comes back may bring an earlier version"
             );
         }
     }

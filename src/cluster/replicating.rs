@@ -58,7 +58,10 @@ impl Core {
             let owner = self.owner.lock();
             // It may know members already that are not seen yet.
             view = owner.map().view;
-            known.extend(keys.iter().map(|&(key, gone)| (key.0, owner.known(key, gone, now))));
+            known.extend(keys.iter().map(|&(key, gone)| {
+                let is_certain = is_decided || owner.knows_all_of(key.shard());
+                (key.0, owner.known(key, if is_certain { gone } else { Stamp(0) }, now))
+            }));
             horizon_age_ms = owner.horizon_age_ms(now);
             away_ms = owner.away_ms(now);
         }

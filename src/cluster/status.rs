@@ -38,6 +38,7 @@ counters! {
     removals: "tidefs_cluster_removals_total", "Names that were removed for the whole cluster.";
     removals_later: "tidefs_cluster_removals_later_total", "Of these, those that nobody could be told of at once: they are told again.";
     removals_lost: "tidefs_cluster_removals_lost_total", "Of these, those that are not told again, because too many were.";
+    ends_lost: "tidefs_cluster_ends_lost_total", "Names of which the last copy went while members were away, and that were forgotten before their time, because there were too many: who comes back may bring an earlier version.";
     change_messages: "tidefs_cluster_change_messages_total", "Messages with publishes, removals, notes and announcements.";
     conflicts: "tidefs_cluster_conflicts_total", "Publishes that replaced a version of another host with different bytes.";
     collapsed: "tidefs_cluster_collapsed_total", "Publishes of what another host had published alike.";

@@ -419,7 +419,7 @@ impl Core {
                 self.stood_still(now.saturating_sub(last));
             }
             last = now;
-            self.owner.lock().expire(now);
+            self.expire_removals(now);
             self.expire_loans(now);
             let patience = self.first_patience();
             let (mut slow, mut owing, mut gone) = (Vec::new(), Vec::new(), Vec::new());

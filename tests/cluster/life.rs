@@ -67,6 +67,27 @@ fn a_key_that_was_deleted_while_its_holder_was_away_stays_deleted() {
     }
 }
 
+#[test]
+fn a_key_of_which_all_other_copies_were_evicted_while_its_holder_was_away_is_back_with_it() {
+    let mut hosts = Hosts::start(2, &["on_stop=keep"]);
+    let name = "whole-1/key";
+    publish(&hosts.mounts[0].join(name), &object(4, 100_000));
+    assert_eq!(fs::read(hosts.mounts[1].join(name)).expect("a copy"), object(4, 100_000));
+    assert!(wait::until(wait::HANG, || hosts.copies(1, name).len() == 2), "the copy is not known");
+    hosts.mounts[0].stop();
+    assert!(wait::until(wait::HANG, || hosts.copies(1, name).len() == 1), "it is known to be away");
+    let is_evicted = || {
+        hosts.mounts[1].control("POST", "/v1/evict", Some(r#"{"path":"whole-1/key"}"#));
+        !hosts.mounts[1].join(name).exists()
+    };
+    assert!(wait::until(wait::HANG, is_evicted), "it is not evicted");
+    hosts.mounts[0].start_daemon();
+    hosts.wait_until_whole();
+    for mount in &hosts.mounts {
+        assert_eq!(fs::read(mount.join(name)).expect("it is back"), object(4, 100_000));
+    }
+}
+
 /// For longer than a lease, or 10 minutes. Who joins meanwhile, and what would change policy, waits and says so.
 #[test]
 fn while_etcd_is_away_reads_and_writes_go_on() {

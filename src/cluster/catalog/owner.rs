@@ -113,7 +113,7 @@ pub struct Owner {
     /// When each member was lost last.
     contacts: BTreeMap<MemberId, Duration>,
     /// Members that were lost then and have not told since what they hold: they may come back with earlier versions. While
-    /// there are such, the end of a version's last copy is remembered like a removal.
+    /// there are such, the end of a version's last copy is remembered.
     away: BTreeMap<MemberId, Duration>,
     /// Members that have announced all that they hold in their latest start.
     settled: BTreeSet<MemberId>,
@@ -278,9 +278,7 @@ impl Owner {
                 let put = self.table.announce(key, slot, *stamp, *facts, *medium, contact);
                 self.put_effects(key, path, slot, put)
             }
-            Change::RemoveThrough { through, .. }
-                if self.table.get(key).is_some_and(|entry| entry.stamp() > *through) =>
-            {
+            Change::RemoveThrough { through, .. } if self.table.latest(key) > Some(*through) => {
                 return Effects::only(Outcome::Done { stamp: *through });
             }
             Change::Remove { at, .. } | Change::RemoveThrough { through: at, .. } => {
@@ -304,7 +302,7 @@ impl Owner {
                 Some(None) => Effects::only(Outcome::Done { stamp: *stamp }),
                 Some(Some(last)) => {
                     if !self.away.is_empty() {
-                        self.table.tombstones_mut().note(key, last, now, now);
+                        self.table.note_end(key, last, now);
                     }
                     // Who let go may have asked since, and been told of its own copy.
                     let tell = self.revoke(key, Some(path), last, &[], None);
@@ -398,9 +396,7 @@ impl Owner {
         let mut tell = Vec::new();
         for (key, through) in gone {
             if are_others_away {
-                // It may bring this version back; others may not bring back an earlier one.
-                let before = Stamp(through.0.saturating_sub(1));
-                self.table.tombstones_mut().note(key, before, now, now);
+                self.table.note_end(key, through, now);
             }
             tell.extend(self.revoke(key, None, through, &[], Some(slot)));
         }

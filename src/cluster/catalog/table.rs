@@ -5,9 +5,11 @@
 //! Invariants
 //! - Stamps of a key only grow, through removals too: what is put in order later has the larger one.
 //! - A member is in the index of a shard for exactly the keys of which the table names it.
-//! - A key has an entry or a tombstone, never both.
+//! - A key has an entry or a tombstone, never both, and beside an entry no end.
 //!
 //! Limits: none of its own for entries, which are bounded by what members hold: an entry without copies leaves.
+
+mod ends;
 
 use std::hash::{BuildHasherDefault, Hasher};
 use std::time::Duration;
@@ -173,6 +175,8 @@ pub struct Dropped {
 pub struct Table {
     parts: Box<[Part]>,
     tombstones: Tombstones,
+    /// See [`Self::note_end`]. Their horizon counts for nothing.
+    ends: Tombstones,
     entries: usize,
 }
 
@@ -180,7 +184,8 @@ impl Table {
     /// An empty table.
     #[must_use]
     pub fn new(tombstones: Tombstones) -> Self {
-        Self { parts: (0..SHARDS).map(|_| Part::default()).collect(), tombstones, entries: 0 }
+        let ends = tombstones.alike();
+        Self { parts: (0..SHARDS).map(|_| Part::default()).collect(), tombstones, ends, entries: 0 }
     }
 
     fn part(&mut self, shard: Shard) -> &mut Part {
@@ -190,6 +195,7 @@ impl Table {
 
     fn insert(&mut self, key: KeyId, entry: Entry) {
         self.tombstones.forget(key);
+        self.ends.forget(key);
         if self.part(key.shard()).put(key, entry).is_none() {
             self.entries += 1;
         }
@@ -209,7 +215,7 @@ impl Table {
 
     /// Puts a version in order that `slot` sealed, after everything that is known of `key`. What is alike collapses.
     pub fn publish(&mut self, key: KeyId, slot: Slot, proposed: Stamp, facts: Facts) -> Put {
-        let removed = self.tombstones.through(key);
+        let removed = self.tombstones.through(key).max(self.ends.through(key));
         let Some(entry) = self.get(key) else {
             let stamp = proposed.max(Stamp(removed.map_or(1, |through| through.0.saturating_add(1))));
             self.insert_from(key, slot, Medium::Memory, stamp, facts);
@@ -239,9 +245,10 @@ impl Table {
 
     /// Removes `key` at `at`, as `slot` wants, and remembers that.
     pub fn remove(&mut self, key: KeyId, slot: Slot, at: Stamp, now: Duration) -> Removal {
+        let known = self.latest(key);
         let entry = self.take(key);
-        let through = entry.as_ref().map_or(at, |entry| entry.stamp().max(at));
-        self.tombstones.note(key, through, now, now);
+        let through = known.map_or(at, |known| known.max(at));
+        self.note_removal(key, through, now, now);
         let through = self.tombstones.through(key).unwrap_or(through);
         Removal { through, holders: entry.map_or_else(Vec::new, |entry| others(&entry, slot)) }
     }
@@ -284,7 +291,7 @@ impl Table {
         medium: Medium,
         contact: Option<Duration>,
     ) -> Put {
-        if let Some(through) = self.tombstones.through(key).filter(|&through| through >= stamp) {
+        if let Some(through) = self.invalid_through(key, &facts).filter(|&through| through >= stamp) {
             return Put::Refused { through };
         }
         let Some(entry) = self.get(key) else {
@@ -321,7 +328,7 @@ impl Table {
         match (self.get(key), self.tombstones.get(key)) {
             (Some(entry), _) => State::Present(entry.clone()),
             (None, Some((through, at))) => State::Removed(through, at),
-            (None, None) => State::Gone(gone),
+            (None, None) => State::Gone(self.ends.through(key).map_or(gone, |last| last.max(gone))),
         }
     }
 
@@ -329,7 +336,9 @@ impl Table {
     pub fn adopt(&mut self, key: KeyId, theirs: State, is_decided: bool, now: Duration) -> Adopted {
         let ours = self.state(key, Stamp(0));
         let our_stamp = match &ours {
-            State::Gone(stamp) | State::Removed(stamp, _) => *stamp,
+            // That version itself may stand again.
+            State::Gone(last) => Stamp(last.0.saturating_sub(1)),
+            State::Removed(stamp, _) => *stamp,
             State::Present(entry) => entry.stamp(),
         };
         let our_holders = |but: &Entry| match &ours {
@@ -353,7 +362,7 @@ impl Table {
             State::Removed(through, at) if through >= our_stamp => {
                 let losers = if is_decided { Vec::new() } else { our_holders(&nothing) };
                 self.take(key);
-                self.tombstones.note(key, through, at, now);
+                self.note_removal(key, through, at, now);
                 Adopted { changed: was_present.then_some(through), losers, is_ours_later: false }
             }
             State::Removed(..) => Adopted { is_ours_later: true, ..Adopted::default() },
@@ -463,7 +472,7 @@ impl Table {
                 + held
                 + part.held.capacity() * size_of::<(Slot, HashSet<KeyId, KeyHash>)>()
         };
-        self.parts.iter().map(part).sum::<usize>() + self.tombstones.bytes()
+        self.parts.iter().map(part).sum::<usize>() + self.tombstones.bytes() + self.ends.bytes()
     }
 }
 

@@ -29,6 +29,8 @@ pub struct Tombstones {
     horizon: Option<Duration>,
     retention: Duration,
     limit: usize,
+    /// How many were forgotten before their time since that was asked last.
+    surplus: u64,
 }
 
 impl Tombstones {
@@ -36,7 +38,13 @@ impl Tombstones {
     #[must_use]
     pub fn new(retention: Duration, limit: usize) -> Self {
         let (removed, order) = (HashMap::default(), VecDeque::new());
-        Self { removed, order, horizon: None, retention, limit: limit.max(1) }
+        Self { removed, order, horizon: None, retention, limit: limit.max(1), surplus: 0 }
+    }
+
+    /// None yet, of which as many are remembered for as long.
+    #[must_use]
+    pub fn alike(&self) -> Self {
+        Self::new(self.retention, self.limit)
     }
 
     /// For how long each is remembered.
@@ -96,9 +104,15 @@ impl Tombstones {
             if self.removed.get(&key).is_some_and(|removed| removed.at == at) {
                 self.removed.remove(&key);
                 self.raise_horizon(at);
+                self.surplus += u64::from(!is_old);
             }
         }
         steps
+    }
+
+    /// How many were forgotten before their time since this was asked last.
+    pub fn take_surplus(&mut self) -> u64 {
+        std::mem::take(&mut self.surplus)
     }
 
     /// The time of the latest removal that was forgotten.

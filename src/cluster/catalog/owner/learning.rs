@@ -7,7 +7,7 @@ use tidefs_engine::types::MemberId;
 use super::super::entry::Entry;
 use super::super::table::{Adopted, State};
 use super::super::wire::{Known, Replicate, Revocation};
-use super::{Learned, Owner};
+use super::{Learned, Owner, Role};
 use crate::cluster::object::{Copy, Stamp};
 use crate::cluster::shards::{KeyId, Shard};
 
@@ -25,6 +25,12 @@ impl Owner {
                 Known::Present { stamp: entry.stamp(), facts: entry.facts(), copies: self.copies(&entry) }
             }
         }
+    }
+
+    /// Whether it says anything that nothing is known here of a key in `shard`.
+    #[must_use]
+    pub fn knows_all_of(&self, shard: Shard) -> bool {
+        self.role(shard) != Role::None && !self.is_incomplete(shard)
     }
 
     /// Takes the word of `from`, another owner of the same shards, about some of its keys. The rest of that word is for
@@ -46,7 +52,7 @@ impl Owner {
             };
             let is_decided = word.is_decided && owners.primary == from;
             let state = match known {
-                Known::Gone { stamp } => State::Gone(*stamp),
+                Known::Gone { stamp } => self.left_of(key, word, *stamp),
                 Known::Removed { stamp, age_ms } => {
                     State::Removed(*stamp, now.saturating_sub(Duration::from_millis(*age_ms)))
                 }
@@ -64,9 +70,21 @@ impl Owner {
                     if entry.copies.is_empty() { State::Gone(*stamp) } else { State::Present(entry) }
                 }
             };
-            let Adopted { changed, losers, is_ours_later } = self.table.adopt(key, state, is_decided, now);
+            // That no copy is left counts whoever says so. Who has one of which that one has not heard says that again.
+            let is_end = matches!((known, &state), (Known::Gone { .. }, State::Gone(_)));
+            let holders = if is_end && !is_decided { self.holders(key) } else { Vec::new() };
+            let adopted = self.table.adopt(key, state, is_decided || is_end, now);
+            let Adopted { changed, losers, is_ours_later } = adopted;
+            let is_anyone_away = !self.away.is_empty() || !word.away_ms.is_empty();
+            if let Known::Gone { stamp } = known
+                && is_anyone_away
+            {
+                self.table.note_end(key, *stamp, now);
+            }
             if let Some(through) = changed {
-                learned.tell.extend(self.revoke(key, None, through, &losers, None));
+                let told = self.revoke(key, None, through, &losers, None);
+                learned.tell.extend(told.into_iter().filter(|(member, _)| !holders.contains(member)));
+                learned.tell.extend(holders.into_iter().map(|member| (member, Revocation::AnnounceAgain)));
             } else if !losers.is_empty() {
                 let members = losers.iter().filter_map(|&slot| self.slots.peer(slot));
                 learned.tell.extend(members.map(|peer| (peer.member, Revocation::AnnounceAgain)));
@@ -76,6 +94,23 @@ impl Owner {
             }
         }
         learned
+    }
+
+    /// Who holds a version that stands, as far as is known here.
+    fn holders(&self, key: KeyId) -> Vec<MemberId> {
+        let copies = self.table.get(key).into_iter().flat_map(|entry| entry.copies.iter());
+        copies.filter_map(|(slot, _)| Some(self.slots.peer(slot)?.member)).collect()
+    }
+
+    /// What is left of a version of which the other owner knows no copy.
+    fn left_of(&self, key: KeyId, word: &Replicate, stamp: Stamp) -> State {
+        let ours = self.table.get(key).filter(|ours| ours.stamp() == stamp);
+        let left = ours.map(|ours| {
+            let mut left = Entry::new(stamp, ours.facts());
+            self.keep_copies_of_away(key, word, &mut left);
+            left
+        });
+        left.filter(|left| !left.copies.is_empty()).map_or(State::Gone(stamp), State::Present)
     }
 
     /// Who is away from the other owner tells this one alone what it holds.

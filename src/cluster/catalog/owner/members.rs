@@ -155,6 +155,7 @@ impl Owner {
         let (map, me) = (&self.map, self.me);
         let is_kept = |key: KeyId| map.is_served_by(key.shard(), me);
         self.table.tombstones_mut().retain(is_kept);
+        self.table.ends_mut().retain(is_kept);
         self.watches.retain(is_kept);
     }
 

@@ -77,9 +77,14 @@ impl Owner {
         self.passed.is_out = is_out;
     }
 
-    /// Others may have decided about `shards` meanwhile: what stood there does not count any more, and is learned anew.
+    /// Others may have decided about `shards` meanwhile: what stood or ended there does not count any more, and is learned anew.
     /// Removals do.
     pub fn forget_passed(&mut self, shards: impl Iterator<Item = Shard>) {
+        let shards: BTreeSet<Shard> = shards.collect();
+        if shards.is_empty() {
+            return;
+        }
+        self.table.ends_mut().retain(|key| !shards.contains(&key.shard()));
         for shard in shards {
             self.table.forget_shard(shard);
             self.passed.forgotten.insert(shard, BTreeSet::new());

@@ -7,18 +7,20 @@ use crate::cluster::object::Stamp;
 use crate::cluster::shards::{KeyId, Shard};
 
 impl Owner {
-    /// Keys with a tombstone, in order. It costs a look at all of them.
+    /// Keys with a tombstone or an end, in order. It costs a look at all of them.
     #[must_use]
     pub fn removed_keys(&self, is_wanted: impl Fn(Shard) -> bool) -> Vec<KeyId> {
-        let removed = self.table.tombstones().iter().map(|(key, ..)| key);
+        let removed = self.table.tombstones().iter().chain(self.table.ends().iter()).map(|(key, ..)| key);
         let mut keys: Vec<KeyId> = removed.filter(|key| is_wanted(key.shard())).collect();
         keys.sort_unstable();
         keys
     }
 
-    /// What was removed in some shards: through which version, and when.
+    /// What was removed in some shards, or stood before a version of which the last copy went: through which version, and when.
     pub fn removals(&self, is_wanted: impl Fn(Shard) -> bool) -> Vec<(KeyId, Stamp, Duration)> {
-        self.table.tombstones().iter().filter(|(key, ..)| is_wanted(key.shard())).collect()
+        let before = |(key, last, at): (KeyId, Stamp, Duration)| (key, Stamp(last.0.saturating_sub(1)), at);
+        let ended = self.table.ends().iter().map(before);
+        self.table.tombstones().iter().chain(ended).filter(|(key, ..)| is_wanted(key.shard())).collect()
     }
 
     /// An earlier start of this member knew that `key` was removed. From now on that is remembered anew.
@@ -26,9 +28,10 @@ impl Owner {
         self.table.tombstones_mut().note(key, through, now, now);
     }
 
-    /// Forgets old removals.
-    pub fn expire(&mut self, now: Duration) {
+    /// Forgets old removals and ends. Returns how many ends were forgotten before their time since this was called last.
+    pub fn expire(&mut self, now: Duration) -> u64 {
         self.table.tombstones_mut().expire(now);
+        self.table.ends_mut().expire(now);
         // Who was away for longer is not believed any more.
         let retention = self.table.tombstones().retention();
         let (table, away) = (&mut self.table, &mut self.away);
@@ -39,6 +42,7 @@ impl Owner {
             }
             is_recent
         });
+        self.table.ends_mut().take_surplus()
     }
 
     /// Age of the youngest removal that was forgotten.

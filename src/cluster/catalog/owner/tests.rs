@@ -295,3 +295,142 @@ fn who_was_passed_over_does_not_know_all_by_what_it_was_told_before_it_forgot_it
     assert!(matches!(owner.find(start(3, 1), &path), Answered::Present { .. }));
     assert!(owner.learn_rest(MemberId(2), &whole, NOW));
 }
+
+/// Nobody believes any more that this start holds anything.
+fn drop_start(owner: &mut Owner, peer: PeerId, shard: Shard) {
+    for slot in owner.forget_start(peer) {
+        owner.drop_copies(shard, slot, NOW);
+        owner.free_slot(slot);
+    }
+}
+
+/// What becomes of what a start that knows nothing of removals says that it holds.
+fn announce(owner: &mut Owner, from: PeerId, path: &[u8], stamp: Stamp, facts: Facts) -> Outcome {
+    let (path, medium, contact_age_ms) = (path.to_vec(), Medium::Memory, u64::MAX);
+    owner.change(from, &Change::Announce { path, stamp, facts, medium, contact_age_ms }, NOW).outcome
+}
+
+#[test]
+fn what_was_let_go_of_while_a_holder_was_away_stands_again_with_it_and_no_earlier_version_does() {
+    let (mut owner, path) = owner();
+    publish(&mut owner, start(2, 1), &path, Stamp(20));
+    let hold = Change::Hold { path: path.clone(), stamp: Stamp(20), medium: Medium::Soft };
+    owner.change(start(3, 1), &hold, NOW);
+    owner.note_contact(MemberId(2), NOW);
+    drop_start(&mut owner, start(2, 1), KeyId::of(&path).shard());
+    let let_go = Change::LetGo { path: path.clone(), stamp: Stamp(20) };
+    owner.change(start(3, 1), &let_go, NOW);
+    assert!(holders(&owner, &path).is_empty());
+    owner.meet(start(2, 2));
+    let mut brought = |stamp| announce(&mut owner, start(2, 2), &path, Stamp(stamp), facts_of(stamp));
+    assert_eq!(brought(19), Outcome::Refused { through: Stamp(19) });
+    assert_eq!(brought(20), Outcome::Done { stamp: Stamp(20) });
+    assert_eq!(holders(&owner, &path), [2]);
+}
+
+#[test]
+fn what_is_published_or_removed_is_later_than_what_a_member_that_is_away_may_bring_back() {
+    let (mut owner, path) = owner();
+    owner.note_contact(MemberId(2), NOW);
+    let end = |owner: &mut Owner| {
+        publish(owner, start(3, 1), &path, Stamp(20));
+        owner.change(start(3, 1), &Change::LetGo { path: path.clone(), stamp: Stamp(20) }, NOW);
+    };
+    end(&mut owner);
+    let late = Change::RemoveThrough { path: path.clone(), through: Stamp(10) };
+    owner.change(start(1, 1), &late, NOW);
+    let facts = facts_of(5);
+    let publish = Change::Publish { number: 1, path: path.clone(), proposed: Stamp(5), facts };
+    assert_eq!(owner.change(start(1, 1), &publish, NOW).outcome, Outcome::Done { stamp: Stamp(21) });
+
+    let (mut owner, _) = self::owner();
+    owner.note_contact(MemberId(2), NOW);
+    end(&mut owner);
+    // By a clock that is behind.
+    let remove = Change::Remove { path: path.clone(), at: Stamp(5) };
+    assert_eq!(owner.change(start(1, 1), &remove, NOW).outcome, Outcome::Done { stamp: Stamp(20) });
+    let brought = announce(&mut owner, start(2, 1), &path, Stamp(20), facts_of(20));
+    assert_eq!(brought, Outcome::Refused { through: Stamp(20) });
+}
+
+#[test]
+fn who_comes_back_is_refused_nothing_for_how_much_others_let_go_of_meanwhile() {
+    let (mut owner, path) = owner();
+    let shard = KeyId::of(&path).shard();
+    publish(&mut owner, start(2, 1), &path, Stamp(20));
+    owner.note_contact(MemberId(2), NOW);
+    drop_start(&mut owner, start(2, 1), shard);
+    let map = Arc::clone(&owner.map);
+    let is_mine = |name: &Vec<u8>| {
+        map.owners(KeyId::of(name).shard()).is_some_and(|owners| owners.primary == MemberId(1))
+    };
+    // One more than is remembered.
+    let others = (0..).map(|number| format!("kv/other-{number}").into_bytes()).filter(is_mine).take(1001);
+    for other in others {
+        publish(&mut owner, start(3, 1), &other, Stamp(30));
+        owner.change(start(3, 1), &Change::LetGo { path: other, stamp: Stamp(30) }, NOW);
+    }
+    owner.meet(start(2, 2));
+    let brought = announce(&mut owner, start(2, 2), &path, Stamp(20), facts_of(20));
+    assert_eq!(brought, Outcome::Done { stamp: Stamp(20) });
+    assert_eq!([owner.expire(NOW), owner.expire(NOW)], [1, 0], "it is said once what was forgotten");
+}
+
+#[test]
+fn a_directory_that_only_lost_members_knew_is_there_again_with_the_first_that_comes_back() {
+    let (mut owner, path) = owner();
+    let facts = Facts::Directory(crate::cluster::object::DirectoryFacts { mode: 0o755, uid: 0, gid: 0 });
+    let publish = Change::Publish { number: 1, path: path.clone(), proposed: Stamp(0), facts };
+    owner.change(start(2, 1), &publish, NOW);
+    [2, 3].into_iter().for_each(|lost| owner.note_contact(MemberId(lost), NOW));
+    drop_start(&mut owner, start(2, 1), KeyId::of(&path).shard());
+    assert_eq!(stamp(&owner, &path), None);
+    owner.meet(start(2, 2));
+    let brought = announce(&mut owner, start(2, 2), &path, Stamp(0), facts);
+    assert_eq!(brought, Outcome::Done { stamp: Stamp(0) });
+    assert!(stamp(&owner, &path).is_some());
+}
+
+#[test]
+fn who_is_told_of_the_end_of_a_last_copy_refuses_earlier_versions_while_somebody_is_away() {
+    let told = |away_ms| {
+        let (mut owner, path) = owner();
+        let gone = Known::Gone { stamp: Stamp(20) };
+        let word = Replicate {
+            view: 1,
+            is_decided: false,
+            keys: vec![(KeyId::of(&path).0, gone)],
+            complete: Vec::new(),
+            horizon_age_ms: None,
+            away_ms,
+        };
+        owner.learn(MemberId(2), &word, &word.keys, NOW);
+        announce(&mut owner, start(3, 1), &path, Stamp(19), facts_of(19))
+    };
+    assert_eq!(told(vec![(MemberId(3), 5)]), Outcome::Refused { through: Stamp(19) });
+    assert_eq!(told(Vec::new()), Outcome::Done { stamp: Stamp(19) });
+}
+
+#[test]
+fn what_ended_at_the_other_owner_ends_here_but_for_copies_of_whom_that_one_has_lost() {
+    let told = |held, away_ms| {
+        let (mut owner, path) = owner();
+        publish(&mut owner, start(3, 1), &path, Stamp(held));
+        let gone = Known::Gone { stamp: Stamp(20) };
+        let word = Replicate {
+            view: 1,
+            is_decided: false,
+            keys: vec![(KeyId::of(&path).0, gone)],
+            complete: Vec::new(),
+            horizon_age_ms: None,
+            away_ms,
+        };
+        let learned = owner.learn(MemberId(2), &word, &word.keys, NOW);
+        (holders(&owner, &path), learned.tell, learned.ours_later.len())
+    };
+    let (lost, again) = (|| vec![(MemberId(3), 5)], || vec![(MemberId(3), Revocation::AnnounceAgain)]);
+    assert_eq!(told(20, Vec::new()), (vec![], again(), 0));
+    assert_eq!(told(20, lost()), (vec![3], vec![], 0));
+    assert_eq!(told(10, lost()), (vec![], again(), 0), "a version before it does not stand");
+    assert_eq!(told(30, Vec::new()), (vec![3], vec![], 1));
+}

@@ -77,6 +77,7 @@ impl Table {
             let mut held: BTreeMap<Slot, BTreeSet<KeyId>> = BTreeMap::new();
             for (&key, entry) in &part.entries {
                 assert!(self.tombstones.through(key).is_none(), "{key:?} stands and was removed");
+                assert!(self.ends.through(key).is_none(), "{key:?} stands and has ended");
                 assert!(!entry.copies.is_empty(), "{key:?} stands without a copy");
                 for (slot, _) in entry.copies.iter() {
                     held.entry(slot).or_default().insert(key);
