@@ -19,7 +19,7 @@ use super::Failure;
 use super::secrets::{EtcdSecrets, Secrets};
 use crate::cluster::coordinator::Coordinator;
 use crate::cluster::coordinator::hosted::{self, HostedSettings};
-use crate::cluster::{Cluster, ClusterConfig, ClusterError, Holder};
+use crate::cluster::{Cluster, ClusterConfig, ClusterError, Holder, keep_untold};
 use crate::config::{ClusterSettings, Effective, ExitStatus, ZeroCopy};
 use crate::control::Joining;
 use crate::datapath::{ClusterSide, Datapath, MemberSide};
@@ -52,6 +52,8 @@ pub(super) struct Membership {
     /// Tries again as long as the coordinator is away.
     joiner: Option<JoinHandle<()>>,
     runtime: Runtime,
+    datapath: Arc<Datapath>,
+    config: ClusterConfig,
     /// Held here: the cluster knows it weakly.
     _side: Arc<dyn Holder>,
 }
@@ -189,9 +191,9 @@ pub(super) fn join(
             return Err(Failure::new(status_of(&error), text));
         }
     };
-    let side = Arc::clone(&joiner.side);
+    let (side, config) = (Arc::clone(&joiner.side), joiner.config.clone());
     let joiner = is_away.then(|| runtime.spawn(joiner.join_later()));
-    Ok(Some(Membership { joined, joiner, runtime, _side: side }))
+    Ok(Some(Membership { joined, joiner, runtime, datapath: Arc::clone(datapath), config, _side: side }))
 }
 
 /// Why this host does not take part, with the setting that says where it listens if that is why.
@@ -219,7 +221,7 @@ impl Membership {
         Arc::clone(&self.joined) as Arc<dyn Joining>
     }
 
-    /// Leaves: the others stop asking for what is here.
+    /// Leaves: the others stop asking for what is here. What they were not told to be removed is kept for the next start.
     pub(super) fn end(self) {
         self.runtime.block_on(async {
             if let Some(joiner) = self.joiner {
@@ -234,6 +236,8 @@ impl Membership {
                     tracing::warn!(%error, "the cluster learns of this member's end when its lease ends");
                 }
                 cluster.close().await;
+            } else {
+                keep_untold(&self.config, self.datapath.take_removed_alone());
             }
         });
         self.runtime.shutdown_timeout(LEAVE_PATIENCE);

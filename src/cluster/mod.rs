@@ -57,6 +57,7 @@ pub use object::{
     Listing, Medium, REPLICAS_MAX, Stamp, Unkept, Unlent,
 };
 pub use publishing::PublishGuard;
+pub(crate) use removals_file::keep_untold;
 pub use settings::{ClusterConfig, Limits, Timings};
 pub use status::{ClusterStatus, Counters, LinkState, MemberStatus};
 

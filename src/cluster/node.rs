@@ -138,6 +138,7 @@ impl Cluster {
         if let Ok(Ok(view)) = tokio::time::timeout_at(deadline.into(), views.wait_for(is_me)).await {
             core.adopt_view(view.clone());
         }
+        core.forget_kept_removals();
         core.resume_drain();
         core.spawn(Arc::clone(&core).follow_agreements());
         core.spawn(Arc::clone(&core).follow_views());

@@ -1,16 +1,17 @@
 //! Removals that a member which stops has not told to all who were to know, kept in a file for its next start.
 //!
-//! Which are those of its own programs that nobody who decides was told of, and those that it decided or knows while whoever
-//! serves their shard with it is lost: nobody else remembers them then. Who comes back with what was removed would have it stand
-//! again for all.
+//! Which are those of its own programs that nobody who decides was told of, as nobody was reached or there, and those that it
+//! decided or knows while whoever serves their shard with it is lost: nobody else remembers them then. Who comes back with what was
+//! removed would have it stand again for all.
 //!
 //! Invariants
-//! - What was kept is told by the next start, or nobody: the file goes when it was read.
+//! - What was kept is told by the next start that takes part: the file goes when that one is registered, and knows it.
 //! - What is older than removals are remembered is not gone by.
 //!
 //! Limits: [`KEPT_MAX`] of each kind, and it is said when there are more. A member that is killed keeps nothing. While it is not
 //! there nobody knows of them; what they removed goes again when it is back.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -21,6 +22,7 @@ use tidefs_engine::types::MemberId;
 
 use super::core::Core;
 use super::object::Stamp;
+use super::settings::ClusterConfig;
 use super::shards::{KeyId, Shard};
 use crate::replace::{read_whole, replace_durably};
 
@@ -69,8 +71,38 @@ impl Removals {
         }
     }
 
+    /// What `file` holds, as of now; nothing, which is said, when it cannot be read.
+    fn recall(file: &Path, retention: Duration) -> Self {
+        let kept = Self::load(file).unwrap_or_else(|error| {
+            tracing::warn!(file = %file.display(), %error, "what an earlier start removed last cannot be read and is not told");
+            Self::default()
+        });
+        kept.at(wall_ms(), retention)
+    }
+
+    /// What of it is remembered at a later time.
+    fn at(self, now_ms: u64, retention: Duration) -> Self {
+        let since_ms = now_ms.saturating_sub(self.at_ms);
+        let is_young = |age_ms: u64| Duration::from_millis(age_ms) < retention;
+        let untold = if is_young(since_ms) { self.untold } else { Vec::new() };
+        let aged =
+            |(key, through, age_ms): (String, Stamp, u64)| (key, through, since_ms.saturating_add(age_ms));
+        let decided = self.decided.into_iter().map(aged).filter(|&(.., age_ms)| is_young(age_ms)).collect();
+        Self { at_ms: now_ms, untold, decided }
+    }
+
     fn is_empty(&self) -> bool {
         self.untold.is_empty() && self.decided.is_empty()
+    }
+
+    /// Keeps it in place of what `file` holds.
+    fn keep(&self, file: &Path) {
+        if self.is_empty() {
+            return forget(file);
+        }
+        if let Err(error) = self.store(file) {
+            tracing::warn!(file = %file.display(), %error, "what was removed is forgotten; copies of it may live on elsewhere");
+        }
     }
 
     fn store(&self, file: &Path) -> io::Result<()> {
@@ -85,6 +117,28 @@ fn forget(file: &Path) {
         }
         _ => {}
     }
+}
+
+fn say_too_many() {
+    tracing::warn!(
+        "more was removed than is kept for the next start; copies of the rest may live on elsewhere"
+    );
+}
+
+/// Keeps what a host has removed that stops before it has joined, beside what an earlier start of it has kept.
+pub(crate) fn keep_untold(config: &ClusterConfig, removed: Vec<(Vec<u8>, Stamp)>) {
+    let Some(file) = config.removals_file.as_deref().filter(|_| !removed.is_empty()) else { return };
+    let kept = Removals::recall(file, config.timings.tombstones);
+    let mut untold: BTreeMap<String, Stamp> = kept.untold.into_iter().collect();
+    for (path, through) in removed {
+        let known = untold.entry(in_digits(&path)).or_default();
+        *known = through.max(*known);
+    }
+    if untold.len() > KEPT_MAX {
+        say_too_many();
+    }
+    let untold = untold.into_iter().take(KEPT_MAX).collect();
+    Removals { untold, ..kept }.keep(file);
 }
 
 impl Core {
@@ -103,16 +157,13 @@ impl Core {
     /// Keeps what only this member knows to be removed, for its next start. Before it leaves.
     pub(super) fn keep_removals(&self) {
         // Who has drained has seen to it that others know.
-        let is_nobodys = self.seen().is_alone || self.has_left();
-        let Some(file) = self.config.removals_file.as_deref().filter(|_| !is_nobodys) else { return };
+        let Some(file) = self.config.removals_file.as_deref().filter(|_| !self.has_left()) else { return };
         let lonely: Vec<Shard> = Shard::all().filter(|&shard| !self.is_known_to_both(shard)).collect();
         let now = self.now();
         let mut decided: Vec<_> = self.owner.lock().removals(|shard| lonely.binary_search(&shard).is_ok());
         let mut untold = self.unheard.all();
         if decided.len() > KEPT_MAX || untold.len() > KEPT_MAX {
-            tracing::warn!(
-                "more was removed than is kept for the next start; copies of the rest may live on elsewhere"
-            );
+            say_too_many();
             decided.sort_unstable_by_key(|&(.., at)| std::cmp::Reverse(at));
             decided.truncate(KEPT_MAX);
             untold.truncate(KEPT_MAX);
@@ -126,40 +177,38 @@ impl Core {
                 .map(|(key, through, at)| (format!("{:032x}", key.0), through, age_ms(at)))
                 .collect(),
         };
-        if kept.is_empty() {
-            return forget(file);
+        if !kept.is_empty() && !self.seen().is_alone {
+            tracing::warn!(
+                untold = kept.untold.len(),
+                decided = kept.decided.len(),
+                "some of what was removed is known here alone; the next start of this member tells the others"
+            );
         }
-        tracing::warn!(
-            untold = kept.untold.len(),
-            decided = kept.decided.len(),
-            "some of what was removed is known here alone; the next start of this member tells the others"
-        );
-        if let Err(error) = kept.store(file) {
-            tracing::warn!(file = %file.display(), %error, "what was removed is forgotten; copies of it may live on elsewhere");
-        }
+        kept.keep(file);
     }
 
     /// Knows again what an earlier start kept. Before it is registered.
     pub(super) fn recall_removals(&self) {
         let Some(file) = self.config.removals_file.as_deref() else { return };
-        let kept = Removals::load(file).unwrap_or_else(|error| {
-            tracing::warn!(file = %file.display(), %error, "what an earlier start removed last cannot be read and is not told");
-            Removals::default()
-        });
-        forget(file);
-        let (now, retention) = (self.now(), self.config.timings.tombstones);
-        let since_ms = wall_ms().saturating_sub(kept.at_ms);
-        let is_young = |age_ms: u64| Duration::from_millis(since_ms.saturating_add(age_ms)) < retention;
-        for (path, through) in kept.untold.into_iter().filter(|_| is_young(0)) {
+        let kept = Removals::recall(file, self.config.timings.tombstones);
+        for (path, through) in kept.untold {
             if let Some(path) = from_digits(&path) {
                 self.remove_later(path, through);
             }
         }
-        let decided = kept.decided.into_iter().filter(|&(.., age_ms)| is_young(age_ms));
+        let decided = kept.decided.into_iter();
         let decided = decided
             .filter_map(|(key, through, _)| Some((KeyId(u128::from_str_radix(&key, 16).ok()?), through)));
+        let now = self.now();
         let mut owner = self.owner.lock();
         decided.for_each(|(key, through)| owner.recall_removal(key, through, now));
+    }
+
+    /// What an earlier start kept is for this one to tell. Once it is registered.
+    pub(super) fn forget_kept_removals(&self) {
+        if let Some(file) = self.config.removals_file.as_deref() {
+            forget(file);
+        }
     }
 }
 
@@ -184,6 +233,35 @@ mod tests {
         forget(&file);
         forget(&file);
         assert!(!file.exists());
+    }
+
+    #[test]
+    fn what_is_older_than_removals_are_remembered_is_not_gone_by() {
+        let (retention, key) = (Duration::from_millis(100), |key: &str| key.to_owned());
+        let decided = vec![(key("1"), Stamp(1), 0), (key("2"), Stamp(1), 50)];
+        let kept = Removals { at_ms: 1000, untold: vec![(in_digits(b"kv/a"), Stamp(1))], decided };
+        let later = kept.at(1060, retention);
+        assert_eq!((later.at_ms, later.untold.len()), (1060, 1));
+        assert_eq!(later.decided, [(key("1"), Stamp(1), 60)]);
+        assert!(later.at(1160, retention).is_empty());
+    }
+
+    #[test]
+    fn what_is_removed_before_a_host_has_joined_is_kept_beside_what_an_earlier_start_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("removals.json");
+        let mut config = ClusterConfig::new(MemberId(1), "host");
+        config.removals_file = Some(file.clone());
+        keep_untold(&config, Vec::new());
+        assert!(!file.exists());
+        let (a, b) = (b"kv/a", b"kv/b");
+        let decided = vec![("1".to_owned(), Stamp(3), 5)];
+        let kept = Removals { at_ms: wall_ms(), untold: vec![(in_digits(a), Stamp(7))], decided };
+        kept.store(&file).unwrap();
+        keep_untold(&config, vec![(a.to_vec(), Stamp(5)), (b.to_vec(), Stamp(9))]);
+        let both = Removals::load(&file).unwrap();
+        assert_eq!(both.untold, [(in_digits(a), Stamp(7)), (in_digits(b), Stamp(9))]);
+        assert_eq!(both.decided.len(), 1);
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! Invariants
 //! - Until then this member itself does not find what it removed, whatever the others still say.
-//! - What is owed is bounded: beyond that the oldest promise counts more than the newest, which is counted and warned of.
+//! - What is owed is bounded: beyond that the oldest promise counts more than the newest, which is counted and, where somebody is
+//!   there to hear of it, warned of.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -95,6 +96,8 @@ impl Core {
     ) -> Result<(), ClusterError> {
         self.counters.removals.increment();
         if self.seen().is_alone {
+            // Who is away may come back with it.
+            self.remove_later(path, through);
             return Ok(());
         }
         let shard = KeyId::of(&path).shard();
@@ -110,8 +113,10 @@ impl Core {
     pub(super) fn remove_later(&self, path: Vec<u8>, through: Stamp) {
         if self.unheard.add(path, through) {
             self.counters.removals_later.increment();
-        } else {
-            self.counters.removals_lost.increment();
+            return;
+        }
+        self.counters.removals_lost.increment();
+        if !self.seen().is_alone {
             tracing::warn!(
                 "{OWED_MAX} removals wait to be told already; copies of one more may live on elsewhere"
             );

@@ -68,6 +68,25 @@ fn a_key_that_was_deleted_while_its_holder_was_away_stays_deleted() {
 }
 
 #[test]
+fn a_key_that_was_deleted_by_who_was_alone_since_its_start_stays_deleted() {
+    let mut hosts = Hosts::start(2, &["on_stop=keep"]);
+    let name = "whole-1/key";
+    publish(&hosts.mounts[0].join(name), &object(4, 100_000));
+    assert_eq!(fs::read(hosts.mounts[1].join(name)).expect("a copy"), object(4, 100_000));
+    hosts.mounts[0].stop();
+    hosts.mounts[1].restart();
+    fs::remove_file(hosts.mounts[1].join(name)).expect("the unlink");
+    hosts.mounts[0].start_daemon();
+    hosts.wait_until_whole();
+    let is_gone = || hosts.mounts.iter().all(|mount| !mount.join(name).exists());
+    assert!(wait::until(wait::HANG, is_gone), "a deleted key came back");
+    thread::sleep(Duration::from_secs(1));
+    for mount in &hosts.mounts {
+        assert!(!mount.join(name).exists(), "a deleted key came back later");
+    }
+}
+
+#[test]
 fn a_key_of_which_all_other_copies_were_evicted_while_its_holder_was_away_is_back_with_it() {
     let mut hosts = Hosts::start(2, &["on_stop=keep"]);
     let name = "whole-1/key";
@@ -124,8 +143,8 @@ fn while_etcd_is_away_reads_and_writes_go_on() {
 #[test]
 fn a_host_that_starts_while_etcd_is_away_serves_alone_and_joins_when_it_is_back() {
     let mut hosts = Hosts::start(2, &["on_stop=keep"]);
-    let (kept, gone) = ("whole-0/kept", "whole-0/gone");
-    for (seed, name) in [(1, kept), (2, gone)] {
+    let (kept, gone, gone_later) = ("whole-0/kept", "whole-0/gone", "whole-0/gone-later");
+    for (seed, name) in [(1, kept), (2, gone), (5, gone_later)] {
         publish(&hosts.mounts[0].join(name), &object(seed, 60_000));
         assert_eq!(fs::read(hosts.mounts[1].join(name)).expect("a copy"), object(seed, 60_000));
     }
@@ -145,6 +164,9 @@ fn a_host_that_starts_while_etcd_is_away_serves_alone_and_joins_when_it_is_back(
     fs::remove_file(alone.join(gone)).expect("an unlink");
     assert!(!alone.join("whole-1/theirs").exists());
     publish(&hosts.mounts[1].join("whole-1/theirs"), &object(4, 60_000));
+    // Once more, and the next start knows what this one removed.
+    hosts.mounts[0].restart();
+    fs::remove_file(hosts.mounts[0].join(gone_later)).expect("an unlink");
     hosts.etcd().start_again();
     let alone = &hosts.mounts[0];
     let here = alone.join("whole-1/theirs");
@@ -154,8 +176,10 @@ fn a_host_that_starts_while_etcd_is_away_serves_alone_and_joins_when_it_is_back(
     let there = hosts.mounts[1].join("whole-0/new");
     assert!(wait::until(Duration::from_secs(20), || fs::read(&there)
         .is_ok_and(|found| found == object(3, 60_000))));
-    let there = hosts.mounts[1].join(gone);
-    assert!(wait::until(Duration::from_secs(20), || !there.exists()), "what was removed alone lives on");
+    for name in [gone, gone_later] {
+        let there = hosts.mounts[1].join(name);
+        assert!(wait::until(Duration::from_secs(20), || !there.exists()), "what was removed alone lives on");
+    }
 }
 
 /// For as long as others wait for it, or 30 seconds, in which its lease ends.

@@ -1,20 +1,24 @@
 //! What a removal or a replacement waits for, over real sockets: when it returns, nobody finds what it removed.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tidefs_engine::types::ByteCount;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+use super::deaf::Deaf;
 use super::host::{Host, Seen};
 use super::members::{
     config, in_a_cluster_of, name_served, runtime, settled, soon, start_with, started, until, until_answered,
     wall,
 };
+use super::memory::Memory;
+use crate::cluster::coordinator::Coordinator;
 use crate::cluster::coordinator::embedded::Embedded;
 use crate::cluster::peers::Peer;
 use crate::cluster::shards::{KeyId, Owners};
-use crate::cluster::{ClusterConfig, ClusterId, DrainOrder, DrainPhase};
+use crate::cluster::{Cluster, ClusterConfig, ClusterId, DrainOrder, DrainPhase, Holder};
 
 #[test]
 fn what_is_removed_or_replaced_is_gone_everywhere_when_the_call_returns() {
@@ -296,5 +300,35 @@ fn what_only_a_member_knows_to_be_removed_when_it_stops_it_tells_when_it_is_star
         stop(&again[0]).await;
         let kept = std::fs::read_to_string(&file).unwrap_or_default();
         assert_eq!(kept, "", "all know of it");
+    });
+}
+
+#[test]
+fn what_was_removed_alone_is_kept_until_a_start_takes_part_and_somebody_was_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("removals.json");
+    runtime().block_on(async {
+        let coordinator = Embedded::new(ClusterId(7));
+        let alone = start_with(&coordinator, keeping(&file), Arc::default()).await;
+        alone.unlink("kv/a", wall(), soon()).await.unwrap();
+        stop(&alone).await;
+        assert!(file.exists(), "who is away does not know");
+        // One start is not let in, and the next one meets nobody.
+        let away = Deaf::new(coordinator.another());
+        away.go_away();
+        let holder: Weak<dyn Holder> = Arc::<Memory>::downgrade(&alone.memory);
+        let asked = away as Arc<dyn Coordinator>;
+        Cluster::start(keeping(&file), Handle::current(), asked, holder).await.unwrap_err();
+        assert!(file.exists(), "it has told nobody");
+        let again = start_with(&coordinator, keeping(&file), Arc::clone(&alone.memory)).await;
+        assert_eq!(again.cluster.core.unheard.len(), 1);
+        stop(&again).await;
+        assert!(file.exists(), "it has met nobody");
+        let mut hosts = vec![start_with(&coordinator, keeping(&file), Arc::clone(&alone.memory)).await];
+        hosts.push(start_with(&coordinator, config(2), Arc::default()).await);
+        until("it is told", || hosts[0].cluster.core.unheard.len() == 0).await;
+        settled(&hosts).await;
+        stop(&hosts[0]).await;
+        assert!(!file.exists(), "both know of it");
     });
 }

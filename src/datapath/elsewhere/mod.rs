@@ -440,6 +440,12 @@ impl Datapath {
         }
     }
 
+    /// What was removed since the start, while this host is no member yet: it is told by nobody else from now on.
+    #[must_use]
+    pub fn take_removed_alone(&self) -> Vec<(Vec<u8>, Stamp)> {
+        self.lock().elsewhere.solitude.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
     /// The cluster that this daemon is a member of, if it is.
     #[must_use]
     pub fn cluster(&self) -> Option<&ClusterSide> {
