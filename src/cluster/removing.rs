@@ -71,6 +71,11 @@ impl Unheard {
         true
     }
 
+    /// What stands under the name now is not what was removed.
+    pub(super) fn forget(&self, path: &[u8]) {
+        self.removals.lock().through.remove(path);
+    }
+
     /// All of them, with up to which version each name was removed.
     pub(super) fn all(&self) -> Vec<(Vec<u8>, Stamp)> {
         self.removals.lock().through.iter().map(|(path, through)| (path.clone(), *through)).collect()

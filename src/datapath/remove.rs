@@ -306,6 +306,7 @@ impl State {
     pub(super) fn leave_directory(&mut self, slot: Slot) {
         self.leave_domain(slot);
         self.pass_charges_up(slot);
+        self.clear_untold(slot);
         self.tree.detach(slot);
     }
 

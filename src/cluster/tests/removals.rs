@@ -177,6 +177,32 @@ fn who_drains_stays_until_who_serves_with_it_knows_what_was_removed() {
 }
 
 #[test]
+fn a_directory_that_is_made_anew_is_not_taken_by_its_removal_that_nobody_heard_of() {
+    in_a_cluster_of(3, |coordinator, mut hosts| async move {
+        let one = hosts[0].cluster.me();
+        let name = name_served(&hosts, |owners| owners.primary != one && owners.backup != Some(one));
+        hosts[1].make_directory(&name, soon()).await.unwrap();
+        for old in &hosts[1..] {
+            old.cluster.close().await;
+        }
+        until("both are missed", || {
+            hosts[1..].iter().all(|old| hosts[0].cluster.core.is_suspect(old.cluster.me()))
+        })
+        .await;
+        hosts[0].unlink(&name, wall(), soon()).await.unwrap_err();
+        hosts[0].make_directory(&name, soon()).await.unwrap_err();
+        let (third, second) = (hosts.pop().unwrap(), hosts.pop().unwrap());
+        hosts.push(start_with(&coordinator, config(2), second.memory).await);
+        hosts.push(start_with(&coordinator, config(3), third.memory).await);
+        until("nothing is to be told", || hosts[0].cluster.core.unheard.len() == 0).await;
+        settled(&hosts).await;
+        for host in &hosts {
+            assert!(host.look_up(&name, soon()).await.is_present());
+        }
+    });
+}
+
+#[test]
 fn names_that_are_removed_and_not_asked_for_are_watched_up_to_the_bound() {
     runtime().block_on(async {
         let coordinator = Embedded::new(ClusterId(7));

@@ -223,11 +223,13 @@ impl Datapath {
         for name in before.records.keys().filter(|name| !namespaces.records.contains_key(*name)) {
             let path = path_of(name);
             let is_namespace = !path.is_empty() && !path.contains(&b'/');
-            let is_directory = {
-                let state = self.lock();
-                state.tree.by_path(&path).is_some_and(|slot| state.tree.directory(slot).is_some())
+            let directory = {
+                let mut state = self.lock();
+                let slot = state.tree.by_path(&path).filter(|&slot| state.tree.directory(slot).is_some());
+                // It goes whether or not the catalog has heard of it.
+                slot.map(|slot| state.clear_untold(slot))
             };
-            if is_namespace && is_directory {
+            if is_namespace && directory.is_some() {
                 self.withdraw_for_peer(&path, Stamp::default());
             }
         }

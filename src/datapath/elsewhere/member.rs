@@ -327,10 +327,12 @@ impl Datapath {
                 return;
             }
             if let Some(directory) = state.tree.directory(slot) {
-                let emptied = directory.children.is_empty().then_some(directory.id);
+                // Refused for what was removed before it was made.
+                let is_new = through == Stamp::default() && state.is_untold(slot);
+                let emptied = (!is_new && directory.children.is_empty()).then_some(directory.id);
                 if emptied.is_some() {
                     state.leave_directory(slot);
-                } else if state.has_own_children(slot) {
+                } else if is_new || state.has_own_children(slot) {
                     // Somebody writes in it here, which the other members could not see: it stands again for them, or they
                     // would not find what is published below it.
                     kept = Some(state.tree.ino(slot));

@@ -147,7 +147,8 @@ pub(super) struct Elsewhere {
     soft_after: u16,
     /// Copies that went to a disk or came back, of which other members have not heard.
     moved: HashSet<Slot>,
-    /// Objects of whose version, or name, no other member has been told yet, and somebody is about to tell.
+    /// Objects of whose version, or name, no other member has been told yet, and somebody is about to tell; and directories of
+    /// which nobody could be told.
     untold: HashSet<Ino>,
     /// Heads of the chains of objects that were sealed or are kept here, by inode.
     heads: LruCache<Ino, KeyId>,

@@ -90,11 +90,14 @@ impl Datapath {
                             state.wish_for_copies(slot);
                         }
                     }
+                } else {
+                    self.lock().elsewhere.untold.remove(&ino);
                 }
             }
             Err(error) => {
                 self.telemetry.catalog_failures.increment();
                 tracing::warn!(%error, "an object is found on this host alone until the cluster hears of it");
+                self.lock().keep_directory(ino);
             }
         }
         drop((under_way, turn));
@@ -200,6 +203,15 @@ impl Datapath {
 }
 
 impl State {
+    /// Nobody could be told of the directory `ino`: that it was removed before takes it from nobody here.
+    fn keep_directory(&mut self, ino: Ino) {
+        let is_directory =
+            |&slot: &Slot| self.tree.directory(slot).is_some() && !self.tree.node(slot).is_detached();
+        if let Some(slot) = self.tree.by_ino(ino).filter(is_directory) {
+            self.mark_untold(slot);
+        }
+    }
+
     /// Whether the file `ino` is being written, and will stand at `path`.
     fn is_written_for(&self, ino: Ino, path: &[u8]) -> bool {
         let Some(slot) = self.tree.by_ino(ino) else { return false };

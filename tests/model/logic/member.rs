@@ -4,9 +4,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use tidefs::cluster::coordinator::Coordinator;
 use tidefs::cluster::coordinator::embedded::Embedded;
-use tidefs::cluster::{Cluster, ClusterConfig, ClusterId, Holder, Stamp};
+use tidefs::cluster::{Cluster, ClusterConfig, ClusterId, Holder, LinkState, Stamp};
 use tidefs::datapath::{ClusterSide, Datapath, MemberSide, News};
 use tidefs::namespace::Ino;
 use tidefs_engine::types::{ByteCount, MemberId};
@@ -14,15 +13,23 @@ use tokio::runtime::Runtime;
 
 use super::resent::{CREATE, publish};
 use super::{Logic, Setup, caller};
+use crate::common::wait;
 use crate::system::{Open, System, Token};
 
 const TRUNCATE: Open = Open { read: false, write: true, create: false, exclusive: false, truncate: true };
 const WRITE: Open = Open { truncate: false, ..TRUNCATE };
 
+fn config(id: u64) -> ClusterConfig {
+    let mut config = ClusterConfig::new(MemberId(id), "host");
+    config.listen = vec![([127, 0, 0, 1], 0).into()];
+    config
+}
+
 /// A host that is the only member of its cluster.
 struct Member {
     logic: Logic,
     runtime: Runtime,
+    coordinator: Embedded,
     side: Arc<MemberSide>,
     cluster: Arc<Cluster>,
 }
@@ -52,16 +59,33 @@ impl Member {
         alone(&mut logic);
         let datapath = logic.datapath();
         let side = Arc::new(MemberSide::new(datapath, runtime.handle().clone()));
-        let mut config = ClusterConfig::new(MemberId(1), "host");
-        config.listen = vec![([127, 0, 0, 1], 0).into()];
-        let coordinator: Arc<dyn Coordinator> = Arc::new(Embedded::new(ClusterId(7)));
+        let coordinator = Embedded::new(ClusterId(7));
         let holder: Weak<dyn Holder> = Arc::<MemberSide>::downgrade(&side);
-        let started = Cluster::start(config, runtime.handle().clone(), coordinator, holder);
+        let handle = runtime.handle().clone();
+        let started = Cluster::start(config(1), handle, Arc::new(coordinator.another()), holder);
         let cluster = Arc::new(runtime.block_on(started).expect("a member"));
         let limit = Duration::from_secs(10);
         let of_side = Arc::clone(&cluster);
         datapath.attach_cluster(ClusterSide::new(of_side, runtime.handle().clone(), limit, limit));
-        Self { logic, runtime, side, cluster }
+        Self { logic, runtime, coordinator, side, cluster }
+    }
+
+    /// Two others join, which nobody reaches any more.
+    fn lose_two_others(&self) {
+        let nobody: Weak<dyn Holder> = Weak::<MemberSide>::new();
+        let join = |id| {
+            let (handle, coordinator) = (self.runtime.handle().clone(), self.coordinator.another());
+            let started = Cluster::start(config(id), handle, Arc::new(coordinator), nobody.clone());
+            self.runtime.block_on(started).expect("a member")
+        };
+        let others = [2, 3].map(join);
+        let are = |is_so: fn(&LinkState) -> bool| {
+            let members = self.cluster.status().members;
+            members.iter().filter(|member| is_so(&member.link)).count() == others.len()
+        };
+        assert!(wait::until(wait::HANG, || are(|link| matches!(link, LinkState::Up))));
+        others.iter().for_each(|other| self.runtime.block_on(other.close()));
+        assert!(wait::until(wait::HANG, || are(|link| matches!(link, LinkState::Suspect(_)))));
     }
 
     fn datapath(&self) -> &Arc<Datapath> {
@@ -288,4 +312,32 @@ fn a_file_that_is_removed_before_its_close_is_told_is_told_before_its_removal() 
     assert_eq!(member.told(), (2, 1));
     member.logic.close(1, writer);
     assert!(!member.is_there());
+}
+
+#[test]
+fn a_directory_of_which_nobody_could_be_told_stays_when_it_is_refused_for_one_that_was_removed_before() {
+    let mut member = Member::new();
+    member.logic.mkdir(0, "kv").expect("a namespace");
+    let kv = member.logic.resolve(0, "kv").expect("it is there");
+    let news = member.datapath().news_of(Ino::ROOT, b"kv");
+    member.tell(news);
+    member.lose_two_others();
+    // Of some this member itself decides.
+    let fails = |number: &u32| {
+        let name = number.to_string();
+        member.logic.mkdir(0, &format!("kv/{name}")).expect("mkdir");
+        let failures = || member.datapath().telemetry().catalog_failures.get();
+        let (before, news) = (failures(), member.datapath().news_of(kv, name.as_bytes()));
+        member.tell(news);
+        failures() > before
+    };
+    let path = format!("kv/{}", (0..).find(fails).expect("numbers do not end"));
+    let withdraw = |member: &Member, through| {
+        member.runtime.block_on(member.side.withdraw(path.clone().into_bytes(), through));
+    };
+    // What an announcement is refused with.
+    withdraw(&member, Stamp::default());
+    assert!(member.logic.resolve(1, &path).is_ok(), "nobody removed it");
+    withdraw(&member, much_later());
+    assert_eq!(member.logic.resolve(1, &path), Err(Errno::ENOENT), "somebody did");
 }
