@@ -300,3 +300,21 @@ fn a_namespace_in_which_a_silent_host_holds_something_is_not_removed() {
     fs::remove_file(a.join("key")).expect("the unlink");
     fs::remove_dir(&a).expect("it is empty");
 }
+
+#[test]
+fn a_host_that_has_not_joined_yet_removes_no_directory() {
+    let mut hosts = Hosts::start(2, &["on_stop=keep"]);
+    fs::create_dir(hosts.mounts[0].join("whole-0/sub")).expect("a directory");
+    hosts.etcd().stop();
+    hosts.mounts[0].restart();
+    for (name, errno) in [("whole-1", libc::ETIMEDOUT), ("whole-0/sub", libc::EBUSY)] {
+        let directory = hosts.mounts[0].join(name);
+        let refused = fs::remove_dir(&directory).expect_err("others may hold something in it");
+        assert_eq!(refused.raw_os_error(), Some(errno), "{name}");
+        assert!(directory.is_dir());
+    }
+    hosts.etcd().start_again();
+    let [here, there] = [0, 1].map(|index| hosts.mounts[index].join("whole-0/sub"));
+    assert!(wait::until(3 * wait::HANG, || fs::remove_dir(&here).is_ok()), "it is empty on both");
+    assert!(wait::until(wait::HANG, || !there.exists()));
+}

@@ -32,6 +32,8 @@ use crate::tier::memory::PolicyRecord;
 
 /// Namespaces that wait to be agreed on, at most.
 const UNAGREED_MAX: usize = 4096;
+/// Why nothing can be agreed on with others.
+const NOT_JOINED: &str = "this host has not joined its cluster yet";
 /// Between two attempts to have them agreed on.
 const AGREE_PAUSE: Duration = Duration::from_secs(1);
 
@@ -158,7 +160,7 @@ impl Datapath {
             state.tree.path(state.slot_of(ino)?)
         };
         let Some(side) = self.cluster.get() else {
-            return Err(self.refuse(&path, &"this host has not joined its cluster yet"));
+            return Err(self.refuse(&path, &NOT_JOINED));
         };
         let agreed = side.cluster.agree(path.clone(), change, side.deadline()).await;
         self.take_agreement(&path, agreed)
@@ -207,6 +209,33 @@ impl Datapath {
             Err(Error::NoObject) => Ok(()),
             removed => removed,
         }
+    }
+
+    /// Removes a directory on a host that has no others to ask.
+    ///
+    /// # Errors
+    /// As [`Datapath::remove_directory`]. Where it has only not joined its cluster yet the others may hold something in it:
+    /// [`Error::NotAgreed`] for a namespace, [`Error::Unanswered`] below one.
+    pub fn remove_directory_alone(&self, parent: Ino, name: &[u8]) -> Result<(), Error> {
+        if !self.is_in_cluster() {
+            return self.remove_directory(parent, name);
+        }
+        let path = {
+            let state = self.lock();
+            let parent = state.slot_of(parent)?;
+            let slot = state.tree.child(parent, name).ok_or(Error::NoObject)?;
+            let directory = state.tree.directory(slot).ok_or(Error::NotDirectory)?;
+            if !directory.children.is_empty() {
+                return Err(Error::NotEmpty);
+            }
+            state.path_of_child(parent, name)
+        };
+        if !path.contains(&b'/') {
+            return Err(self.refuse(&path, &NOT_JOINED));
+        }
+        let directory = KeyPath::from_bytes(&path);
+        tracing::warn!(%directory, reason = NOT_JOINED, "a directory is not removed: others may hold something in it");
+        Err(Error::Unanswered)
     }
 
     /// Goes by `namespaces` from now on. Writes records of directories, and frees what a smaller quota leaves no room for.

@@ -261,7 +261,7 @@ pub(in crate::fuse) fn rmdir(dispatcher: &Dispatcher, parent: INodeNo, name: &Os
 /// Removes a directory of which all names on this host are known.
 fn remove_directory(datapath: Arc<Datapath>, parent: Ino, name: Vec<u8>, reply: ReplyEmpty) {
     let Some(runtime) = datapath.cluster().map(|side| side.runtime().clone()) else {
-        return reply_done(datapath.remove_directory(parent, &name), "rmdir", reply);
+        return reply_done(datapath.remove_directory_alone(parent, &name), "rmdir", reply);
     };
     runtime.spawn(async move {
         let news = datapath.news_of_removal(parent, &name);
