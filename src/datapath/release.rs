@@ -372,6 +372,9 @@ impl Datapath {
                 kernel.forget_names();
             }
         }
+        for (path, through) in afterwards.removed {
+            self.remove_later(path, through);
+        }
         if let (Some(this), false) =
             (self.this.get().and_then(std::sync::Weak::upgrade), afterwards.untold.is_empty())
         {
@@ -395,6 +398,8 @@ pub(super) struct Afterwards {
     pub(super) moved_open: bool,
     /// Objects that no other member was told of.
     pub(super) untold: Vec<crate::namespace::Ino>,
+    /// Names that stand for something on this host alone now, each with the version that went.
+    pub(super) removed: Vec<(Vec<u8>, crate::cluster::Stamp)>,
     /// Inodes whose checksum is to be taken when the machine is idle.
     pub(super) unchecked: Vec<crate::namespace::Ino>,
 }

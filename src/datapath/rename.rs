@@ -342,6 +342,12 @@ impl Datapath {
             afterwards.doomed.push(state.discard_writing(next));
         }
         if let Some(current) = current {
+            if state.object(newcomer).is_some_and(super::Object::is_slot_file) && !self.is_temporary(name) {
+                // The newcomer itself is told to nobody.
+                let stamp = state.sealed_stamp(current).filter(|_| state.has_members());
+                let path = || state.path_of_child(parent, name.as_bytes());
+                afterwards.removed.extend(stamp.map(|stamp| (path(), stamp)));
+            }
             afterwards.doomed.push(state.remove_object(current, Departure::Gone, None));
         }
         heir

@@ -5,6 +5,7 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
+use crate::common::wait;
 use crate::fixture::{Hosts, object, publish};
 
 fn listing(directory: &std::path::Path) -> Vec<String> {
@@ -311,4 +312,21 @@ fn an_object_that_is_written_on_is_sealed_with_what_it_had_though_another_host_r
         assert!(fs::read(host).expect("the last one") == written);
     }
     drop(reader);
+}
+
+#[test]
+fn a_slot_file_that_takes_the_place_of_an_object_leaves_nothing_of_it_on_any_host() {
+    let hosts = Hosts::start(2, &["scratch.min=16MiB"]);
+    let [a, b] = [0, 1].map(|index| hosts.mounts[index].join("whole-0/key"));
+    publish(&a, &object(1, 50_000));
+    assert_eq!(fs::read(&b).expect("it is there"), object(1, 50_000));
+    let slots = File::options().write(true).truncate(true).open(&a).expect("open");
+    slots.set_len(16 << 20).expect("as long as a slot file");
+    drop(slots);
+    assert!(wait::until(wait::HANG, || !b.exists()), "the other host finds the object");
+    assert_eq!(fs::metadata(&a).expect("it is of this host").len(), 16 << 20);
+    fs::remove_file(&a).expect("the unlink");
+    for host in [&a, &b] {
+        assert_eq!(fs::metadata(host).expect_err("it is gone").kind(), ErrorKind::NotFound);
+    }
 }

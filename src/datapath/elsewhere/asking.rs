@@ -72,6 +72,14 @@ impl Datapath {
             // What is written there was told to the catalog just now.
             Found::Present { copies, .. }
                 if written.is_some() && copies.iter().all(|copy| Some(copy.member) == me) => {}
+            // Of nothing here: what was it is gone, or what was written in its place is told to nobody.
+            Found::Present { stamp, facts: Facts::File(_), copies }
+                if !copies.is_empty() && copies.iter().all(|copy| Some(copy.member) == me) =>
+            {
+                if let Some(side) = self.cluster.get() {
+                    side.cluster.let_go(&state.path_of_child(parent, name.as_bytes()), stamp);
+                }
+            }
             Found::Absent { is_watched: true } => {
                 state.elsewhere.absent.put(key, ());
             }

@@ -420,8 +420,8 @@ impl Datapath {
         self.expects_cluster.load(Ordering::Relaxed)
     }
 
-    /// Keeps a removal until there is somebody to tell.
-    fn removed_alone(&self, path: Vec<u8>, through: Stamp) {
+    /// Has the other members told, without anybody waiting for it, that a name is removed; when there is somebody to tell.
+    pub(super) fn remove_later(&self, path: Vec<u8>, through: Stamp) {
         let mut state = self.lock();
         match &mut state.elsewhere.solitude {
             Some(removed) if removed.len() < REMOVED_ALONE_MAX => removed.push((path, through)),
@@ -431,7 +431,6 @@ impl Datapath {
                     "too much was removed since the start for all of it to be told to the cluster later"
                 );
             }
-            // It became a member a moment ago.
             None => {
                 drop(state);
                 if let Some(side) = self.cluster.get() {

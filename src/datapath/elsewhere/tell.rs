@@ -22,7 +22,7 @@ impl Datapath {
     /// Keeps what there is nobody to tell yet, until this host is a member. What appeared is announced then anyway.
     pub fn remember_news(&self, news: News) {
         if let Some(Removed { path, through }) = news.removed {
-            self.removed_alone(path, through);
+            self.remove_later(path, through);
         }
         if let Some(appeared) = news.appeared {
             self.lock().elsewhere.untold.remove(&appeared.ino);

@@ -14,7 +14,7 @@ use tokio::runtime::Runtime;
 use super::resent::{CREATE, publish};
 use super::{Logic, Setup, caller};
 use crate::common::wait;
-use crate::system::{Open, System, Token};
+use crate::system::{Change, Open, System, Token};
 
 const TRUNCATE: Open = Open { read: false, write: true, create: false, exclusive: false, truncate: true };
 const WRITE: Open = Open { truncate: false, ..TRUNCATE };
@@ -340,4 +340,19 @@ fn a_directory_of_which_nobody_could_be_told_stays_when_it_is_refused_for_one_th
     assert!(member.logic.resolve(1, &path).is_ok(), "nobody removed it");
     withdraw(&member, much_later());
     assert_eq!(member.logic.resolve(1, &path), Err(Errno::ENOENT), "somebody did");
+}
+
+#[test]
+fn a_slot_file_that_takes_the_place_of_an_object_takes_it_from_all() {
+    for (name, open) in [("k", TRUNCATE), ("slots", CREATE)] {
+        let mut member = Member::with_one_told();
+        let writer = member.logic.open(0, name, open).expect("open");
+        member.logic.resize(0, writer, Change::Set(1 << 20)).expect("as long as a slot file");
+        member.logic.close(0, writer);
+        if name != "k" {
+            member.logic.rename(0, name, "k", false).expect("rename");
+        }
+        assert_eq!(member.cluster.counters().removals_later.get(), 1, "{name}");
+        assert!(member.is_there(), "it is of this host alone");
+    }
 }
