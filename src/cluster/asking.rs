@@ -10,7 +10,7 @@ use super::catalog::owner::Owner;
 use super::catalog::wire::{Answered, Answers, FIND, Find, ITEMS_MAX, MESSAGE_BYTES, Message};
 use super::core::Core;
 use super::object::Found;
-use super::shards::KeyId;
+use super::shards::{KeyId, Shard};
 
 /// Names that are answered under one hold of the lock.
 const SLICE: usize = 256;
@@ -52,8 +52,19 @@ impl Core {
         }
     }
 
+    /// This member has left: nothing that it was answered counts any more, as it is told of no change.
+    pub(super) fn forget_all_answers(&self) {
+        if let Some(holder) = self.holder.upgrade() {
+            holder.forget_answers(&Shard::all().collect::<Vec<_>>());
+        }
+    }
+
     pub(super) async fn find(self: &Arc<Self>, paths: Vec<Vec<u8>>, deadline: Instant) -> Vec<Found> {
         self.counters.finds.add(paths.len() as u64);
+        if self.has_left() {
+            // Nobody would tell it when that changes.
+            return paths.iter().map(|_| Found::Absent { is_watched: false }).collect();
+        }
         if self.seen().is_alone {
             return paths.iter().map(|_| Found::Absent { is_watched: true }).collect();
         }

@@ -270,6 +270,7 @@ impl Core {
             Ok(()) => {
                 // Who waits to publish learns that it is too late.
                 self.draining.state.lock().report.phase = DrainPhase::Left;
+                self.forget_all_answers();
                 true
             }
             Err(error) => {

@@ -219,6 +219,7 @@ impl Core {
                 "another daemon runs as this member, which takes part no more: set cluster.member to another number on one of \
                  them, or give a cloned machine an /etc/machine-id of its own"
             );
+            self.forget_all_answers();
         }
         if !self.was_out.swap(true, Ordering::AcqRel) {
             self.note_move();

@@ -1,6 +1,7 @@
 //! A host that leaves with nothing lost.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -132,4 +133,17 @@ fn what_cannot_drain_says_why_and_what_to_do() {
     );
     let error = json(&drain(&hosts, 0, &["host-7", "--json"]));
     assert_eq!(error["error"]["code"], "not_found", "{error}");
+}
+
+#[test]
+fn a_drained_host_shows_nothing_of_others_as_it_is_not_told_of_what_becomes_of_it() {
+    let hosts = Hosts::start(2, &[]);
+    let [drained, there] = [0, 1].map(|host| hosts.mounts[host].join("whole-1/key"));
+    publish(&there, &object(1, 100_000));
+    assert_eq!(fs::metadata(&drained).expect("it is there").len(), 100_000);
+    drain(&hosts, 1, &["host-0"]).success("the drain");
+    let is_miss = || fs::metadata(&drained).is_err_and(|error| error.kind() == ErrorKind::NotFound);
+    assert!(wait::until(wait::HANG, is_miss), "what it was answered before stands");
+    publish(&there, &object(2, 50_000));
+    assert!(is_miss(), "it asks those who tell it nothing");
 }

@@ -194,7 +194,8 @@ impl Owner {
             None if matches!(answer, Answered::Absent { .. }) => {
                 return Answered::Absent { is_watched: false };
             }
-            None => {}
+            // It would not be told when that changes.
+            None => return Answered::Moved,
         }
         answer
     }

@@ -434,3 +434,15 @@ fn what_ended_at_the_other_owner_ends_here_but_for_copies_of_whom_that_one_has_l
     assert_eq!(told(10, lost()), (vec![], again(), 0), "a version before it does not stand");
     assert_eq!(told(30, Vec::new()), (vec![3], vec![], 1));
 }
+
+#[test]
+fn who_is_forgotten_is_not_shown_what_it_would_not_be_told_of() {
+    let (mut owner, path) = owner();
+    publish(&mut owner, start(2, 1), &path, Stamp(20));
+    let is_shown = |owner: &mut Owner| matches!(owner.find(start(3, 1), &path), Answered::Present { .. });
+    assert!(is_shown(&mut owner));
+    owner.forget_start(start(3, 1));
+    assert_eq!(owner.find(start(3, 1), &path), Answered::Moved);
+    owner.meet(start(3, 1));
+    assert!(is_shown(&mut owner));
+}
