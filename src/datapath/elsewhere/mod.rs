@@ -69,6 +69,7 @@ pub struct ClusterSide {
     fetch_whole_max: ByteCount,
     /// Reads after which a soft copy stays longer than those that were read less.
     soft_after: u16,
+    shown_max: usize,
     turns: turns::Turns,
 }
 
@@ -84,6 +85,7 @@ impl ClusterSide {
             fetch_limit,
             fetch_whole_max,
             soft_after: 2,
+            shown_max: shown::SHOWN_MAX,
             turns: turns::Turns::default(),
         }
     }
@@ -98,6 +100,12 @@ impl ClusterSide {
     #[must_use]
     pub fn with_soft_after(self, reads: u16) -> Self {
         Self { soft_after: reads, ..self }
+    }
+
+    /// The same, where `count` objects of others are shown beside those that the kernel knows.
+    #[must_use]
+    pub fn with_shown_max(self, count: usize) -> Self {
+        Self { shown_max: count, ..self }
     }
 
     /// The member itself.
@@ -134,6 +142,7 @@ pub(super) struct Elsewhere {
     asking: HashMap<KeyId, Asking>,
     /// Who holds the bytes of the objects that are shown and not here.
     copies: HashMap<Slot, Vec<Copy>>,
+    shown: shown::Shown,
     /// Objects that are on their way and can be read already.
     streams: HashMap<Ino, Arc<Stream>>,
     /// Objects that nobody could give a moment ago.
@@ -167,6 +176,7 @@ impl Default for Elsewhere {
             withdrawn: LruCache::new(WITHDRAWN_MAX),
             asking: HashMap::new(),
             copies: HashMap::new(),
+            shown: shown::Shown::default(),
             streams: HashMap::new(),
             unreached: unreached::UnreachedNames::default(),
             soft: HashMap::new(),
@@ -393,7 +403,7 @@ impl Datapath {
     pub fn attach_cluster(self: &Arc<Self>, side: ClusterSide) {
         self.know_itself();
         self.expects_cluster.store(true, Ordering::Relaxed);
-        let (cluster, soft_after) = (Arc::clone(&side.cluster), side.soft_after);
+        let (cluster, soft_after, shown_max) = (Arc::clone(&side.cluster), side.soft_after, side.shown_max);
         // A second attach would be a bug of the composition root; the first one stays in force.
         if self.cluster.set(side).is_err() {
             return;
@@ -402,6 +412,7 @@ impl Datapath {
             let mut state = self.lock();
             state.elsewhere.cluster = Some(Arc::clone(&cluster));
             state.elsewhere.soft_after = soft_after;
+            state.elsewhere.shown.max = shown_max;
             state.elsewhere.solitude.take().unwrap_or_default()
         };
         for (path, through) in removed_alone {

@@ -4,8 +4,12 @@
 //! - What is written here under a name is not hidden by what others hold there: that is shown in front of it, and the file takes
 //!   its place when it is sealed, as if it had been there before.
 //! - What is shown stays while somebody uses it, or writes a new version of it.
+//!
+//! Limits: what the kernel knows goes when that forgets it. Of what only clients of the fast path asked for the kernel says nothing:
+//! of that [`SHOWN_MAX`] stay, and who asks for another one once more finds it again. One that is being loaded ahead just then is
+//! a miss.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
 use tidefs_engine::types::Version;
 
@@ -14,6 +18,23 @@ use super::super::{Marks, Object, Phase, Place, State};
 use crate::cluster::shards::{KeyId, Shard};
 use crate::cluster::{Copy, FileFacts, Stamp};
 use crate::namespace::{Attributes, Body, Ino, Name, Slot, permissions};
+
+/// Objects that are shown and that the kernel does not know, at most.
+pub(super) const SHOWN_MAX: usize = 65_536;
+
+/// What is shown, that which was shown first in front.
+#[derive(Debug)]
+pub(super) struct Shown {
+    /// Some of it is gone by now, or here, or left to the kernel.
+    order: VecDeque<Ino>,
+    pub(super) max: usize,
+}
+
+impl Default for Shown {
+    fn default() -> Self {
+        Self { order: VecDeque::new(), max: SHOWN_MAX }
+    }
+}
 
 impl State {
     /// Whether the file in `slot` is written under a name that stood for nothing here: what others hold there can be shown in
@@ -70,6 +91,9 @@ impl State {
             if let Some(next) = next {
                 self.supersede(slot, next, (parent, name));
             }
+            let ino = self.tree.ino(slot);
+            self.elsewhere.shown.order.push_back(ino);
+            self.bound_shown();
         } else if let Some(object) = self.object_mut(slot) {
             object.phase = Phase::Gone;
             self.drop_if_unused(slot);
@@ -96,6 +120,24 @@ impl State {
             self.clear_expiry(slot);
             self.tree.detach(slot);
             self.drop_if_unused(slot);
+        }
+    }
+
+    /// Takes what was shown first out of the tree, while there is too much that the kernel does not know.
+    fn bound_shown(&mut self) {
+        // Two for each that comes: what somebody uses waits for another turn.
+        for _ in 0..2 {
+            let Shown { order, max } = &mut self.elsewhere.shown;
+            if order.len() <= *max {
+                return;
+            }
+            let Some(ino) = order.pop_front() else { return };
+            let slot = self.tree.by_ino(ino).filter(|slot| self.elsewhere.copies.contains_key(slot));
+            let Some(slot) = slot.filter(|&slot| self.tree.node(slot).lookups == 0) else { continue };
+            self.unshow(slot);
+            if self.elsewhere.copies.contains_key(&slot) {
+                self.elsewhere.shown.order.push_back(ino);
+            }
         }
     }
 

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use tidefs::cluster::coordinator::embedded::Embedded;
-use tidefs::cluster::{Cluster, ClusterConfig, ClusterId, Holder, LinkState, Stamp};
+use tidefs::cluster::{Cluster, ClusterConfig, ClusterId, Facts, FileFacts, Holder, LinkState, Stamp};
 use tidefs::datapath::{ClusterSide, Datapath, MemberSide, News};
-use tidefs::namespace::Ino;
+use tidefs::namespace::{Ino, Name};
 use tidefs_engine::types::{ByteCount, MemberId};
 use tokio::runtime::Runtime;
 
@@ -18,6 +18,9 @@ use crate::system::{Change, Open, System, Token};
 
 const TRUNCATE: Open = Open { read: false, write: true, create: false, exclusive: false, truncate: true };
 const WRITE: Open = Open { truncate: false, ..TRUNCATE };
+
+/// Objects of others that a host shows beside those that the kernel knows.
+const SHOWN_MAX: usize = 8;
 
 fn config(id: u64) -> ClusterConfig {
     let mut config = ClusterConfig::new(MemberId(id), "host");
@@ -66,26 +69,38 @@ impl Member {
         let cluster = Arc::new(runtime.block_on(started).expect("a member"));
         let limit = Duration::from_secs(10);
         let of_side = Arc::clone(&cluster);
-        datapath.attach_cluster(ClusterSide::new(of_side, runtime.handle().clone(), limit, limit));
+        let of_cluster = ClusterSide::new(of_side, runtime.handle().clone(), limit, limit);
+        datapath.attach_cluster(of_cluster.with_shown_max(SHOWN_MAX));
         Self { logic, runtime, coordinator, side, cluster }
+    }
+
+    /// Others join, which hold nothing.
+    fn join<const N: usize>(&self, ids: [u64; N]) -> [Cluster; N] {
+        let others = ids.map(|id| {
+            let nobody: Weak<dyn Holder> = Weak::<MemberSide>::new();
+            let (handle, coordinator) = (self.runtime.handle().clone(), self.coordinator.another());
+            let started = Cluster::start(config(id), handle, Arc::new(coordinator), nobody);
+            self.runtime.block_on(started).expect("a member")
+        });
+        self.sees(N, |link| matches!(link, LinkState::Up));
+        others
+    }
+
+    /// Waits until this host sees as many others like that.
+    fn sees(&self, count: usize, is_so: fn(&LinkState) -> bool) {
+        let are_there = || {
+            let members = self.cluster.status().members;
+            members.iter().filter(|member| is_so(&member.link)).count() == count
+        };
+        assert!(wait::until(wait::HANG, are_there), "{:#?}", self.cluster.status().members);
     }
 
     /// Two others join, which nobody reaches any more.
     fn lose_two_others(&self) {
-        let nobody: Weak<dyn Holder> = Weak::<MemberSide>::new();
-        let join = |id| {
-            let (handle, coordinator) = (self.runtime.handle().clone(), self.coordinator.another());
-            let started = Cluster::start(config(id), handle, Arc::new(coordinator), nobody.clone());
-            self.runtime.block_on(started).expect("a member")
-        };
-        let others = [2, 3].map(join);
-        let are = |is_so: fn(&LinkState) -> bool| {
-            let members = self.cluster.status().members;
-            members.iter().filter(|member| is_so(&member.link)).count() == others.len()
-        };
-        assert!(wait::until(wait::HANG, || are(|link| matches!(link, LinkState::Up))));
-        others.iter().for_each(|other| self.runtime.block_on(other.close()));
-        assert!(wait::until(wait::HANG, || are(|link| matches!(link, LinkState::Suspect(_)))));
+        for other in self.join([2, 3]) {
+            self.runtime.block_on(other.close());
+        }
+        self.sees(2, |link| matches!(link, LinkState::Suspect(_)));
     }
 
     fn datapath(&self) -> &Arc<Datapath> {
@@ -355,4 +370,29 @@ fn a_slot_file_that_takes_the_place_of_an_object_takes_it_from_all() {
         assert_eq!(member.cluster.counters().removals_later.get(), 1, "{name}");
         assert!(member.is_there(), "it is of this host alone");
     }
+}
+
+#[test]
+fn objects_of_others_that_the_kernel_does_not_know_are_shown_up_to_a_bound() {
+    let mut member = Member::new();
+    let [other] = member.join([2]);
+    let (size, checksum) = (ByteCount(5), Some(7));
+    let facts = FileFacts { size, mtime_ns: 0, mode: 0o644, uid: 0, gid: 0, checksum, replicas: 1 };
+    // As a probe of a client of the fast path does.
+    let ask = |member: &Member, name: &str| {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let published = other.publish(name.into(), Stamp(7), Facts::File(facts), deadline);
+        member.runtime.block_on(published).expect("it is told");
+        let names = vec![(Ino::ROOT, Name::new(name.as_bytes()).expect("a name"))];
+        member.runtime.block_on(member.datapath().ask(names));
+    };
+    ask(&member, "known");
+    assert!(member.logic.resolve(1, "known").is_ok());
+    let names: Vec<String> = (0..3 * SHOWN_MAX).map(|number| number.to_string()).collect();
+    names.iter().for_each(|name| ask(&member, name));
+    let mut is_shown = |name: &str| member.logic.resolve(1, name).is_ok();
+    let (first, last) = names.split_at(2 * SHOWN_MAX);
+    assert!(is_shown("known"), "it goes when the kernel forgets it");
+    assert!(!first.iter().any(|name| is_shown(name)));
+    assert!(last.iter().all(|name| is_shown(name)));
 }
