@@ -40,6 +40,7 @@ mod load_lines;
 mod loader;
 mod lookup;
 mod misses;
+mod moves;
 mod naming;
 mod object;
 mod open;
@@ -242,7 +243,7 @@ pub struct Datapath {
     last_writer_ms: AtomicU64,
     /// Held by who goes through a directory whose policy changed. Never taken under the state's lock.
     regrouping: Mutex<()>,
-    moves: slot_file::Moves,
+    moves: moves::Moves,
     /// How often no page was found to be left, each a moment at which a passthrough write may have been cut short.
     ends_of_room: AtomicU64,
     keeper: OnceLock<std::thread::Thread>,
@@ -335,7 +336,7 @@ impl Datapath {
             passthrough_writers: AtomicU64::new(0),
             last_writer_ms: AtomicU64::new(0),
             regrouping: Mutex::default(),
-            moves: slot_file::Moves::default(),
+            moves: moves::Moves::default(),
             ends_of_room: AtomicU64::new(0),
             keeper: OnceLock::new(),
             unchecked: verify::Queue::default(),

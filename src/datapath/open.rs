@@ -104,7 +104,7 @@ impl Datapath {
     /// Whether [`open`](Self::open) may take long, and is not to be waited for by whoever answers the kernel.
     #[must_use]
     pub fn is_long_to_open(&self, ino: Ino, options: OpenOptions) -> bool {
-        self.is_long_to_check(ino) || (options.truncate && options.write && self.is_slot_file(ino))
+        self.is_long_to_check(ino) || (options.truncate && options.write && self.is_long_to_cut(ino))
     }
 
     fn open_version(&self, caller: &Caller, ino: Ino, options: OpenOptions) -> Result<Opened, Error> {

@@ -15,10 +15,10 @@ use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::unistd::{Whence, lseek};
-use parking_lot::{RwLock, RwLockReadGuard};
 use tidefs_engine::types::ByteCount;
 
 use super::decorations;
+use super::moves::{Alone, Stays};
 use super::write::SizeChange;
 use super::{Datapath, Error, Marks, OpenOptions, Opened, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
@@ -27,26 +27,15 @@ use crate::tier::scratch::{ScratchError, ScratchFile};
 /// Most bytes that an unlink copies: about 20 ms of a disk's time.
 const COPIED_MAX: ByteCount = ByteCount::mib(64);
 
-/// Files share these locks by their slot, so that none has one of its own.
-const LOCKS: usize = 16;
-
-/// Keeps files where they are while they are written.
-#[derive(Debug, Default)]
-pub(super) struct Moves {
-    /// Guards the place of the files of some slots: read by those that write, written by a move.
-    locks: [RwLock<()>; LOCKS],
-}
-
-impl Moves {
-    fn of(&self, slot: Slot) -> &RwLock<()> {
-        &self.locks[usize::try_from(slot.0).unwrap_or(0) % LOCKS]
-    }
-}
-
 impl Datapath {
     /// The file in `slot` does not move until the guard is dropped.
-    pub(super) fn stays_where_it_is(&self, slot: Slot) -> RwLockReadGuard<'_, ()> {
-        self.moves.of(slot).read()
+    pub(super) fn stays_where_it_is(&self, slot: Slot) -> Stays<'_> {
+        self.moves.stays(slot)
+    }
+
+    /// Nobody writes to the file in `slot`, but by passthrough, and it does not move otherwise, until the guard is dropped.
+    pub(super) fn has_alone(&self, slot: Slot) -> Alone<'_> {
+        self.moves.alone(slot)
     }
 
     /// A new file for a directory whose policy says that all are slot files.
@@ -61,7 +50,7 @@ impl Datapath {
     /// A file that the kernel serves by passthrough cannot move any more: it stays in memory as long as that has room.
     pub(super) fn become_scratch(&self, ino: Ino) -> Result<(), Error> {
         let (slot, Movable::From(_)) = self.lock().movable(ino)? else { return Ok(()) };
-        let moving = self.moves.of(slot).write();
+        let moving = self.has_alone(slot);
         let old = loop {
             let (file, attributes, is_decorated) = {
                 let state = self.lock();
@@ -115,22 +104,28 @@ impl Datapath {
         })
     }
 
-    /// Whether `ino` is a slot file: what frees blocks of it may wait for a disk.
-    pub(super) fn is_slot_file(&self, ino: Ino) -> bool {
-        self.lock().slot_file(ino).is_some()
+    /// Whether cutting `ino` to nothing may wait for a disk.
+    pub(super) fn is_long_to_cut(&self, ino: Ino) -> bool {
+        self.is_moving(ino) || self.lock().slot_file(ino).is_some()
+    }
+
+    /// Whether `ino` is becoming a slot file, or is being cut: who writes to it waits for that.
+    #[must_use]
+    pub fn is_moving(&self, ino: Ino) -> bool {
+        self.moves.is_under_way(ino.slot())
     }
 
     /// Whether changing the length or the pages of `ino` may wait for a disk, and is not for whoever answers the kernel.
     #[must_use]
     pub fn is_long_to_change(&self, ino: Ino, change: SizeChange) -> bool {
-        self.is_slot_file(ino) || self.would_move(ino, change.end())
+        self.is_long_to_cut(ino) || self.would_move(ino, change.end())
     }
 
-    /// The same of a write to `ino` that ends at `end`: it is long when it makes a slot file of it. What a slot file is told
-    /// to write is in the page cache of its disk at once.
+    /// The same of a write to `ino` that ends at `end`: it is long when it makes a slot file of it, or somebody else does. What a
+    /// slot file is told to write is in the page cache of its disk at once.
     #[must_use]
     pub fn is_long_to_write(&self, ino: Ino, end: ByteCount) -> bool {
-        self.would_move(ino, end)
+        self.is_moving(ino) || self.would_move(ino, end)
     }
 
     fn would_move(&self, ino: Ino, end: ByteCount) -> bool {

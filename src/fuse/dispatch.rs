@@ -49,8 +49,11 @@ pub(super) struct Dispatcher {
 
 impl Dispatcher {
     /// Does a request that needs the bytes of an object: at once when they are in memory, which is nearly always, else when
-    /// they are back, or cannot be had, which it is told.
+    /// they are back, or cannot be had, which it is told. Those of a file that becomes a slot file are had when it is one.
     pub(super) fn with_object(&self, number: Ino, rest: impl FnOnce(bool) + Send + 'static) {
+        if self.datapath.is_moving(number) {
+            return self.at_leisure(move || rest(true));
+        }
         self.with_bytes(number, Need::Whole, rest);
     }
 

@@ -32,6 +32,7 @@ mod rename;
 mod replace;
 mod restarted;
 mod scratch;
+mod scratch_disk;
 mod strangers;
 mod unlink;
 mod unseen;

@@ -3,13 +3,10 @@
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::mount::MsFlags;
-use nix::sys::statvfs::statvfs;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -41,13 +38,12 @@ in_both_modes!(
     a_file_that_becomes_a_slot_file_is_the_same_to_all_who_open_it_later,
     a_file_that_becomes_a_slot_file_keeps_its_holes,
     a_slot_file_that_goes_leaves_what_others_may_evict,
-    changing_a_slot_file_keeps_nobody_waiting_for_its_disk,
 );
 
 /// Larger than the memory of the mount.
 const SLOTS: u64 = 2 << 30;
 
-fn create(path: &Path) -> File {
+pub(crate) fn create(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path).expect("create")
 }
 
@@ -444,46 +440,6 @@ fn a_slot_file_that_goes_leaves_what_others_may_evict(mode: Mode) {
         crate::fixture::publish_object(&kept.join(format!("k{seed}")), seed, MIB);
     }
     assert_eq!(sorted_names(&kept).len(), 48, "all have room: what is cold leaves");
-}
-
-fn changing_a_slot_file_keeps_nobody_waiting_for_its_disk(mode: Mode) {
-    // A disk that stands still when it is told to: another mount, whose daemon can be stopped.
-    let disk = Mount::start(&mode.options(&["capacity=64MiB", "scratch.capacity=1GiB"]));
-    let directory = format!("scratch.dir={}", disk.path().join("disk/scratch").display());
-    let (mount, kv) = kv_with(mode, &["fuse.threads=1", "scratch_min=4MiB", &directory]);
-    let path = kv.join("slots");
-    let file = create(&path);
-    file.set_len(8 << 20).expect("ftruncate");
-    file.write_all_at(&pattern::bytes(1, MIB), 4 << 20).expect("pwrite");
-    assert_eq!(get_xattr_text(&path, "user.tidefs.tier"), "scratch");
-
-    let (grown, late) = (create(&kv.join("grown")), create(&kv.join("late")));
-    let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-    let changes: [(&str, &(dyn Fn() + Sync)); 4] = [
-        ("punching a hole", &|| fallocate(&file, punch, 0, 6 << 20).expect("fallocate")),
-        ("ftruncate", &|| file.set_len(4096).expect("ftruncate")),
-        ("becoming one by a write", &|| grown.write_all_at(&[1; 4096], (4 << 20) - 4096).expect("pwrite")),
-        ("becoming one by ftruncate", &|| late.set_len(4 << 20).expect("ftruncate")),
-    ];
-    for (what, change) in changes {
-        disk.stand_still();
-        thread::scope(|scope| {
-            let changing = scope.spawn(change);
-            let others = scope.spawn(|| {
-                let began = Instant::now();
-                while began.elapsed() < Duration::from_millis(300) {
-                    statvfs(mount.path()).expect("statfs");
-                }
-            });
-            let are_answered = wait::until(wait::HANG, || others.is_finished());
-            let is_changed = changing.is_finished();
-            disk.go_on();
-            assert!(are_answered, "{what} keeps others waiting");
-            assert!(!is_changed, "{what} does not wait for the disk: this shows nothing");
-        });
-    }
-    drop(File::create(&path).expect("open with O_TRUNC"));
-    assert_eq!(file.metadata().expect("stat").len(), 0);
 }
 
 fn a_file_that_becomes_a_slot_file_keeps_its_holes(mode: Mode) {
