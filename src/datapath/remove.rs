@@ -204,6 +204,16 @@ impl Datapath {
     /// # Errors
     /// [`Error::NoObject`] when the caller sees no such file, [`Error::IsDirectory`].
     pub fn unlink(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<(), Error> {
+        let left = self.unlink_name(caller, parent, name)?;
+        self.move_unlinked(left);
+        Ok(())
+    }
+
+    /// The same, but for what waits for a disk: the files that are left to [`move_unlinked`](Self::move_unlinked).
+    ///
+    /// # Errors
+    /// As [`unlink`](Self::unlink).
+    pub fn unlink_name(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<Vec<Ino>, Error> {
         let name = Name::new(name)?;
         let (doomed, versions) = {
             let mut state = self.lock();
@@ -225,8 +235,7 @@ impl Datapath {
             (doomed, versions)
         };
         doomed.into_iter().for_each(|doomed| self.bury(doomed));
-        versions.into_iter().flatten().for_each(|ino| self.unlinked_while_written(ino));
-        Ok(())
+        Ok(versions.into_iter().flatten().filter(|&ino| self.is_left_to_move(ino)).collect())
     }
 
     /// Removes the empty directory `name` of `parent`, as rmdir(2).

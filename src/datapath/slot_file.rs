@@ -20,7 +20,7 @@ use tidefs_engine::types::ByteCount;
 use super::decorations;
 use super::moves::{Alone, Stays};
 use super::write::SizeChange;
-use super::{Datapath, Error, Marks, OpenOptions, Opened, Phase, Place, State};
+use super::{Datapath, Error, Marks, Object, OpenOptions, Opened, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
 use crate::tier::scratch::{ScratchError, ScratchFile};
 
@@ -128,29 +128,44 @@ impl Datapath {
         self.is_moving(ino) || self.would_move(ino, end)
     }
 
+    /// Whether creating `name` in `parent` may wait for a disk: it is to be a slot file, or one stands there that is to be cut.
+    #[must_use]
+    pub fn is_long_to_create(&self, parent: Ino, name: &[u8], options: OpenOptions) -> bool {
+        let existing = {
+            let state = self.lock();
+            let Some(parent) = state.tree.by_ino(parent) else { return false };
+            if state.effective_policy(parent).record.scratch == Some(true) {
+                return true;
+            }
+            state.tree.child(parent, name).map(|slot| state.tree.ino(slot))
+        };
+        existing.is_some_and(|ino| self.is_long_to_open(ino, options))
+    }
+
     fn would_move(&self, ino: Ino, end: ByteCount) -> bool {
         end >= self.settings.scratch_min && matches!(self.lock().movable(ino), Ok((_, Movable::From(_))))
     }
 
-    /// Moves a file to disk that lost its name while somebody has it open for writing: it will never be an object.
+    /// Whether `ino` is to move to disk, as it lost its name while somebody has it open for writing: it will never be an object.
+    pub(super) fn is_left_to_move(&self, ino: Ino) -> bool {
+        let state = self.lock();
+        let Ok((slot, Movable::From(file))) = state.movable(ino) else { return false };
+        let is_unlinked = |object: &Object| object.phase == Phase::Gone && object.writers() > 0;
+        state.object(slot).is_some_and(is_unlinked)
+            && file.metadata().is_ok_and(|metadata| ByteCount(metadata.len()) <= COPIED_MAX)
+    }
+
+    /// Moves what [`unlink_name`](Self::unlink_name) left to disk, for which that may take long.
     ///
     /// What stands in the way is no error of the unlink: the file then stays in memory, counted, until it is closed.
-    pub(super) fn unlinked_while_written(&self, ino: Ino) {
-        let is_small = {
-            let state = self.lock();
-            let slot = state.tree.by_ino(ino);
-            let Some(object) = slot.and_then(|slot| state.object(slot)).filter(|object| object.writers() > 0)
-            else {
-                return;
-            };
-            let length = object.file().and_then(|file| file.metadata().ok()).map(|metadata| metadata.len());
-            object.phase == Phase::Gone && length.is_some_and(|length| ByteCount(length) <= COPIED_MAX)
-        };
-        match is_small.then(|| self.become_scratch(ino)) {
-            // Closed meanwhile, it is gone.
-            None | Some(Ok(()) | Err(Error::BadHandle)) => {}
-            Some(Err(error)) => {
-                tracing::warn!(%error, "an unlinked file that is being written stays in memory");
+    pub fn move_unlinked(&self, left: Vec<Ino>) {
+        for ino in left {
+            match self.become_scratch(ino) {
+                // Closed meanwhile, it is gone.
+                Ok(()) | Err(Error::BadHandle) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "an unlinked file that is being written stays in memory");
+                }
             }
         }
     }

@@ -1,16 +1,17 @@
 //! Slot files on a disk that stands still: who has nothing to do with it goes on, though one thread answers the kernel.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::stat::{Mode as Permissions, SFlag, mknod};
 use nix::sys::statvfs::statvfs;
 
 use crate::common::modes::in_both_modes;
 use crate::common::pattern;
-use crate::common::sys::get_xattr_text;
+use crate::common::sys::{get_xattr_text, set_xattr};
 use crate::common::{Mode, Mount, wait};
 use crate::fixture::{MIB, kv_with};
 use crate::scratch::create;
@@ -28,15 +29,23 @@ fn changing_a_slot_file_keeps_nobody_waiting_for_its_disk(mode: Mode) {
     file.write_all_at(&pattern::bytes(1, MIB), 4 << 20).expect("pwrite");
     assert_eq!(get_xattr_text(&path, "user.tidefs.tier"), "scratch");
 
-    let (grown, late) = (create(&kv.join("grown")), create(&kv.join("late")));
+    let [grown, late, unlinked] = ["grown", "late", "unlinked"].map(|name| create(&kv.join(name)));
+    unlinked.write_all_at(&pattern::bytes(1, MIB), 0).expect("pwrite");
+    let below = kv.join("below");
+    fs::create_dir(&below).expect("mkdir");
+    set_xattr(&below, "user.tidefs.scratch", b"true").expect("setxattr");
     let others: Vec<File> = (0..16).map(|index| create(&kv.join(format!("other{index}")))).collect();
 
     let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-    let changes: [(&str, &(dyn Fn() + Sync)); 4] = [
+    let permissions = Permissions::from_bits_retain(0o600);
+    let changes: [(&str, &(dyn Fn() + Sync)); 7] = [
         ("punching a hole", &|| fallocate(&file, punch, 0, 6 << 20).expect("fallocate")),
         ("ftruncate", &|| file.set_len(4096).expect("ftruncate")),
         ("becoming one by a write", &|| grown.write_all_at(&[1; 4096], (4 << 20) - 4096).expect("pwrite")),
         ("becoming one by ftruncate", &|| late.set_len(4 << 20).expect("ftruncate")),
+        ("becoming one by unlink", &|| fs::remove_file(kv.join("unlinked")).expect("unlink")),
+        ("being created", &|| drop(create(&below.join("created")))),
+        ("mknod", &|| mknod(&below.join("made"), SFlag::S_IFREG, permissions, 0).expect("mknod")),
     ];
     for (what, change) in changes {
         disk.stand_still();
@@ -58,6 +67,7 @@ fn changing_a_slot_file_keeps_nobody_waiting_for_its_disk(mode: Mode) {
             assert!(!is_changed, "{what} does not wait for the disk: this shows nothing");
         });
     }
+    assert_eq!(unlinked.metadata().expect("stat").len(), 1 << 20);
     drop(File::create(&path).expect("open with O_TRUNC"));
     assert_eq!(file.metadata().expect("stat").len(), 0);
 }

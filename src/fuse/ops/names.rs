@@ -10,7 +10,7 @@ use std::time::Duration;
 use fuser::{Errno, Generation, INodeNo, RenameFlags, ReplyEmpty, ReplyEntry, Request};
 
 use super::{Dispatcher, caller, fail, is_reserved, reply_done};
-use crate::datapath::{Caller, Datapath, Error, Lookup, News, Patience, Stat};
+use crate::datapath::{Caller, Datapath, Error, Lookup, News, OpenOptions, Patience, Stat};
 use crate::fuse::attributes::{Lifetimes, absence, file_attr, ino};
 use crate::fuse::begin::begin;
 use crate::fuse::control_files::{self, ControlFiles};
@@ -195,8 +195,14 @@ pub(in crate::fuse) fn mknod(
     if ControlFiles::owns(parent) || mode & libc::S_IFMT != libc::S_IFREG {
         return reply.error(Errno::EPERM);
     }
-    let made = dispatcher.datapath.make_file(&caller(request), ino(parent), name.as_bytes(), mode);
-    reply_new_entry(&dispatcher.lifetimes, made, "mknod", reply);
+    let (datapath, lifetimes) = (Arc::clone(&dispatcher.datapath), dispatcher.lifetimes);
+    let (caller, parent, name) = (caller(request), ino(parent), name.as_bytes().to_vec());
+    let is_long = datapath.is_long_to_create(parent, &name, OpenOptions::default());
+    let rest = move || {
+        let made = datapath.make_file(&caller, parent, &name, mode);
+        reply_new_entry(&lifetimes, made, "mknod", reply);
+    };
+    if is_long { dispatcher.at_leisure(rest) } else { rest() }
 }
 
 /// `mode`: permissions, the umask taken off.
@@ -230,10 +236,15 @@ pub(in crate::fuse) fn unlink(
     if ControlFiles::owns(parent) {
         return reply.error(Errno::EPERM);
     }
-    let news = dispatcher.datapath.news_of_removal(ino(parent), name.as_bytes());
-    match dispatcher.datapath.unlink(&caller(request), ino(parent), name.as_bytes()) {
-        Ok(()) => dispatcher.after_telling(news, move || reply.ok()),
-        failed => reply_done(failed, "unlink", reply),
+    let datapath = Arc::clone(&dispatcher.datapath);
+    let news = datapath.news_of_removal(ino(parent), name.as_bytes());
+    match datapath.unlink_name(&caller(request), ino(parent), name.as_bytes()) {
+        Ok(left) if left.is_empty() => after_telling(&datapath, news, move || reply.ok()),
+        Ok(left) => dispatcher.at_leisure(move || {
+            datapath.move_unlinked(left);
+            after_telling(&datapath, news, move || reply.ok());
+        }),
+        Err(error) => reply.error(fail("unlink", &error)),
     }
 }
 

@@ -156,17 +156,12 @@ pub(in crate::fuse) fn create(
     }
     let Dispatcher { datapath, kernel, lifetimes, .. } = dispatcher;
     let wanted = Wanted { caller: caller(request), parent: ino(parent), name: name.into(), mode, flags };
-    let Err(reply) = create_file(datapath, kernel, *lifetimes, &wanted, reply) else { return };
-    // Something became known under that name since the kernel looked, and is not in memory.
-    let Some(number) = datapath.must_load_child(wanted.parent, name.as_bytes()) else {
-        return reply.error(fail("create", &Error::NoObject));
-    };
     let (datapath, kernel, lifetimes) = (Arc::clone(datapath), Arc::clone(kernel), *lifetimes);
-    dispatcher.with_object(number, move |_| {
-        if let Err(reply) = create_file(&datapath, &kernel, lifetimes, &wanted, reply) {
-            reply.error(fail("create", &Error::NoObject));
-        }
-    });
+    if datapath.is_long_to_create(wanted.parent, name.as_bytes(), options(flags)) {
+        dispatcher.at_leisure(move || create_or_load(datapath, kernel, lifetimes, wanted, reply));
+    } else {
+        create_or_load(datapath, kernel, lifetimes, wanted, reply);
+    }
 }
 
 /// What create(2) asks for.
@@ -176,6 +171,29 @@ struct Wanted {
     name: OsString,
     mode: u32,
     flags: i32,
+}
+
+/// Makes a file, or opens what stands there, when that is in memory.
+fn create_or_load(
+    datapath: Arc<Datapath>,
+    kernel: Arc<Kernel>,
+    lifetimes: Lifetimes,
+    wanted: Wanted,
+    reply: ReplyCreate,
+) {
+    let Err(reply) = create_file(&datapath, &kernel, lifetimes, &wanted, reply) else { return };
+    // Something became known under that name since the kernel looked, and is not in memory.
+    let Some(number) = datapath.must_load_child(wanted.parent, wanted.name.as_bytes()) else {
+        return reply.error(fail("create", &Error::NoObject));
+    };
+    let waiting = Arc::clone(&datapath);
+    let rest = move |_| {
+        if let Err(reply) = create_file(&datapath, &kernel, lifetimes, &wanted, reply) {
+            reply.error(fail("create", &Error::NoObject));
+        }
+    };
+    waiting.loader().leave(number, Box::new(rest));
+    waiting.prefetch_successors(number);
 }
 
 /// Makes a file, or opens what stands there. Gives the reply back when that is not in memory.
