@@ -7,6 +7,7 @@
 //! Threads: called from session threads; the count is one atomic. A thread of its own closes what nobody uses.
 
 mod closer;
+mod room;
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -99,6 +100,8 @@ pub struct ScratchFile {
     /// Its directory, among those of the space.
     home: usize,
     charged: AtomicU64,
+    /// Where what was [allocated](Self::grow) of it ends at most, which may be beyond its end.
+    reach: AtomicU64,
 }
 
 impl Scratch {
@@ -171,7 +174,8 @@ impl Scratch {
     /// A file that was made in one of the homes.
     fn count(self: &Arc<Self>, file: File, home: usize) -> ScratchFile {
         self.files.fetch_add(1, Ordering::Relaxed);
-        ScratchFile { space: Arc::clone(self), file: Some(Arc::new(file)), home, charged: AtomicU64::new(0) }
+        let (space, file) = (Arc::clone(self), Some(Arc::new(file)));
+        ScratchFile { space, file, home, charged: AtomicU64::new(0), reach: AtomicU64::new(0) }
     }
 
     /// The directories, that on the disk with most room first.
@@ -241,20 +245,6 @@ impl ScratchFile {
         self.file.as_ref().expect("it is taken when the value is dropped, and not before")
     }
 
-    /// Makes sure that `more` bytes may be written. Waits for files that are being closed when there is no room without.
-    ///
-    /// # Errors
-    /// [`ScratchError::Full`] when they would pass the capacity.
-    pub fn admit(&self, more: ByteCount) -> Result<(), ScratchError> {
-        let space = &self.space;
-        while space.used().saturating_add(more) > space.capacity {
-            if more > space.capacity || !space.closer.help() {
-                return Err(ScratchError::Full { needed: more, capacity: space.capacity });
-            }
-        }
-        Ok(())
-    }
-
     /// Counts the blocks that the file really has now. Called after each change of them.
     pub fn recount(&self) {
         let Ok(metadata) = self.file().metadata() else { return };
@@ -272,7 +262,7 @@ impl ScratchFile {
     /// # Errors
     /// [`ScratchError`]; nothing was written then, unless the disk refused: then a part of it may have been.
     pub fn write_at(&self, data: &[u8], offset: u64) -> Result<(), ScratchError> {
-        self.admit(ByteCount(data.len() as u64))?;
+        self.admit(offset, ByteCount(data.len() as u64))?;
         let written = self.file().write_all_at(data, offset);
         // A disk that became full took a part of it.
         self.recount();
@@ -284,7 +274,12 @@ impl ScratchFile {
     /// # Errors
     /// [`ScratchError`].
     pub fn set_length(&self, length: ByteCount) -> Result<(), ScratchError> {
+        let before = self.file().metadata().map_err(|source| self.disk(source))?.len();
         self.file().set_len(length.get()).map_err(|source| self.disk(source))?;
+        if length.get() < before {
+            // What was allocated beyond has gone.
+            self.reach.fetch_min(length.get(), Ordering::Relaxed);
+        }
         self.recount();
         Ok(())
     }
@@ -294,7 +289,8 @@ impl ScratchFile {
     /// # Errors
     /// [`ScratchError`].
     pub fn grow(&self, offset: u64, length: ByteCount, keep_size: bool) -> Result<(), ScratchError> {
-        self.admit(length)?;
+        self.admit(offset, length)?;
+        self.reach.fetch_max(offset.saturating_add(length.get()), Ordering::Relaxed);
         let flags = if keep_size { FallocateFlags::FALLOC_FL_KEEP_SIZE } else { FallocateFlags::empty() };
         self.change_range(flags, offset, length)
     }

@@ -30,6 +30,7 @@ in_both_modes!(
     a_slot_file_that_was_written_before_it_grew_keeps_its_bytes,
     a_slot_file_evicts_nothing,
     a_slot_file_beyond_the_disk_budget_says_enospc,
+    a_slot_file_that_takes_all_of_the_disk_budget_is_rewritten_in_place,
     a_length_that_no_disk_can_hold_says_efbig_or_enospc,
     files_made_below_a_directory_with_the_scratch_policy_are_slot_files,
     a_file_unlinked_while_it_is_written_moves_to_disk,
@@ -256,6 +257,20 @@ fn a_slot_file_beyond_the_disk_budget_says_enospc(mode: Mode) {
     let log = mount.log();
     assert!(log.contains("would pass its capacity of 1.0 GiB; raise scratch.capacity"), "{log}");
     file.write_all_at(b"the file is still good", 0).expect("pwrite");
+}
+
+fn a_slot_file_that_takes_all_of_the_disk_budget_is_rewritten_in_place(mode: Mode) {
+    let (_mount, kv) = kv_with(mode, &["scratch.capacity=1GiB"]);
+    let path = kv.join("slots");
+    let file = create(&path);
+    fallocate(&file, FallocateFlags::empty(), 0, 1 << 30).expect("fallocate");
+    rewrite_slots(&file, 1 << 30, 40);
+    let other = create(&kv.join("other"));
+    let error = fallocate(&other, FallocateFlags::empty(), 0, 1 << 30).expect_err("there is no room for two");
+    assert_eq!(error, Errno::ENOSPC);
+    drop(file);
+    let again = OpenOptions::new().read(true).open(&path).expect("what was written is kept at the close");
+    assert_eq!(again.metadata().expect("fstat").len(), 1 << 30);
 }
 
 fn a_length_that_no_disk_can_hold_says_efbig_or_enospc(mode: Mode) {
