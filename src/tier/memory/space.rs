@@ -168,7 +168,13 @@ impl Space {
             },
             Some(counted) => {
                 let mut counted = counted.lock();
-                self.reserve_counted(&mut counted, file, offset, length)
+                let mut used = *counted;
+                self.reserve_counted(&mut used, file, offset, length)?;
+                // What a file gets after its name went is in no account: nobody tells of its last close.
+                if is_named(file).map_err(|error| MemoryError::file("stat", file, error))? {
+                    *counted = used;
+                }
+                Ok(())
             }
         }
     }
@@ -183,7 +189,7 @@ impl Space {
             .map_err(|error| MemoryError::file("trim", file, error))
     }
 
-    /// Gives back the pages of a page-aligned range; it reads as zeros from then on.
+    /// Gives back the pages that lie wholly in a range, all of which reads as zeros from then on.
     pub(super) fn punch(
         &self,
         file: &File,
@@ -289,7 +295,9 @@ impl Space {
         let mut counted = counted.lock();
         let before = blocks(file)?;
         let outcome = operation();
-        *counted = counted.saturating_add(blocks(file)?).saturating_sub(before);
+        if is_named(file)? {
+            *counted = counted.saturating_add(blocks(file)?).saturating_sub(before);
+        }
         outcome
     }
 
@@ -316,6 +324,11 @@ pub(super) fn allocated(file: &File) -> Result<ByteCount, MemoryError> {
 
 fn blocks(file: &File) -> io::Result<u64> {
     Ok(file.metadata()?.blocks() * BLOCK_BYTES)
+}
+
+/// Whether the pages of a file are in the count: its name has not been removed.
+fn is_named(file: &File) -> io::Result<bool> {
+    Ok(file.metadata()?.nlink() > 0)
 }
 
 /// Bytes of the pages of a file.

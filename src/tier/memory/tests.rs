@@ -135,6 +135,24 @@ fn usage_moves_exactly_with_reserve_write_trim_and_unlink() {
 }
 
 #[test]
+fn what_a_file_gets_after_its_name_went_is_counted_by_the_kernel_alone() {
+    for (shared, place) in places() {
+        let tier = open_as(shared, &place.config(CAPACITY));
+        let (_, other) = tier.create_segment().unwrap();
+        tier.reserve(&other, FileOffset(0), ByteCount::mib(4)).unwrap();
+        let (id, file) = tier.create_segment().unwrap();
+        tier.reserve(&file, FileOffset(0), ByteCount::mib(1)).unwrap();
+        tier.remove_segment(id).unwrap();
+        tier.reserve(&file, FileOffset(0), ByteCount::mib(2)).unwrap();
+        tier.trim(&file, ByteCount::ZERO).unwrap();
+        tier.reserve(&file, FileOffset(0), ByteCount::mib(3)).unwrap();
+        assert_eq!(used(&tier), if shared { 4 << 20 } else { 7 << 20 });
+        drop(file);
+        assert_eq!(used(&tier), 4 << 20, "shared {shared}");
+    }
+}
+
+#[test]
 fn a_writer_that_the_tier_does_not_see_is_counted() {
     let place = Workplace::new();
     let tier = place.open(CAPACITY);
