@@ -195,7 +195,7 @@ impl Datapath {
                     Err(error) => return Err(error),
                     Ok(opened) => {
                         drop(state);
-                        self.cut_slot_file(&opened, options)?;
+                        self.cut_opened(&opened, options)?;
                         let mut state = self.lock();
                         state.tree.reference(target);
                         return Ok(Some((self.stat_of(&state, target), opened)));

@@ -97,7 +97,7 @@ impl Datapath {
     /// the new version that was begun for it. [`Error::IsDirectory`], [`Error::NothingEvictable`], [`Error::Io`].
     pub fn open(&self, caller: &Caller, ino: Ino, options: OpenOptions) -> Result<Opened, Error> {
         let opened = self.open_version(caller, ino, options)?;
-        self.cut_slot_file(&opened, options)?;
+        self.cut_opened(&opened, options)?;
         Ok(opened)
     }
 
@@ -282,9 +282,6 @@ impl Datapath {
         let backing = self.backing_for_kernel(state, slot, path)?;
         if is_resumed {
             self.resume_times(state, slot);
-        }
-        if options.truncate && options.write {
-            self.cut(state, slot)?;
         }
         if options.write && caller.uid != 0 {
             // At the open, since the kernel leaves that to the daemon and writes without it (FUSE_HANDLE_KILLPRIV_V2).

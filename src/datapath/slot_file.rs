@@ -20,7 +20,7 @@ use tidefs_engine::types::ByteCount;
 use super::decorations;
 use super::moves::{Alone, Stays};
 use super::write::SizeChange;
-use super::{Datapath, Error, Marks, Object, OpenOptions, Opened, Phase, Place, State};
+use super::{Datapath, Error, Marks, Object, OpenOptions, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
 use crate::tier::scratch::{ScratchError, ScratchFile};
 
@@ -88,20 +88,6 @@ impl Datapath {
         self.telemetry.scratch_conversions.increment();
         self.free_place(old);
         Ok(())
-    }
-
-    /// Cuts a slot file that was just opened to be cut to nothing: without the lock, since its disk may free blocks for
-    /// seconds. Where that fails it is closed again.
-    pub(super) fn cut_slot_file(&self, opened: &Opened, options: OpenOptions) -> Result<(), Error> {
-        if !options.truncate || !options.write {
-            return Ok(());
-        }
-        let Some(scratch) = self.lock().slot_file(opened.ino) else { return Ok(()) };
-        scratch.set_length(ByteCount::ZERO).map_err(scratch_error).inspect_err(|_| {
-            // It is closed as by close(2), or it would count as one whose writer was killed.
-            self.lock().count_flush(opened.handle);
-            self.release(opened.handle);
-        })
     }
 
     /// Whether cutting `ino` to nothing may wait for a disk.

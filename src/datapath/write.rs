@@ -7,13 +7,14 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use nix::fcntl::{FallocateFlags, fallocate};
 use tidefs_engine::types::{ByteCount, FileOffset};
 
 use super::elsewhere::{Reach, Stream};
 use super::object::{OpenState, Refusal};
 use super::slot_file::{change_scratch, scratch_error};
-use super::{Caller, Datapath, Error, Handle, HandleId, IoPath, Object, Phase, Place, State};
+use super::{
+    Caller, Datapath, Error, Handle, HandleId, IoPath, Object, OpenOptions, Opened, Phase, Place, State,
+};
 use crate::namespace::{Ino, Slot};
 use crate::tier::scratch::ScratchFile;
 
@@ -333,7 +334,7 @@ impl Datapath {
         let length = ByteCount(file.metadata().map_err(Error::io("stat of a segment"))?.len());
         let kept = match change {
             SizeChange::Set(wanted) => {
-                file.set_len(wanted.get()).map_err(Error::io("ftruncate of a segment"))?;
+                self.tier.trim(file, wanted)?;
                 // Cutting frees what lies beyond the new end, also where that is the old one; growing keeps what was reserved.
                 if wanted <= length { wanted } else { reserved.max(wanted) }
             }
@@ -345,12 +346,7 @@ impl Datapath {
                 reserved.max(end)
             }
             SizeChange::Punch { offset, length: cut } => {
-                let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-                let number = |value: ByteCount| {
-                    i64::try_from(value.get()).map_err(|_| Error::Invalid("an offset is too large"))
-                };
-                fallocate(file, flags, number(offset)?, number(cut)?)
-                    .map_err(|errno| Error::io("punching a hole")(errno.into()))?;
+                self.tier.punch(file, FileOffset(offset.get()), cut)?;
                 // Pages from here on are no longer known to be there.
                 reserved.min(offset)
             }
@@ -386,21 +382,42 @@ impl Datapath {
         Ok(())
     }
 
-    /// Cuts a file that is being opened to nothing. Its pages go back at once; a slot file is left to
-    /// [`cut_slot_file`](Self::cut_slot_file), without the lock.
-    pub(super) fn cut(&self, state: &mut State, slot: Slot) -> Result<(), Error> {
-        let Some(object) = state.object_mut(slot) else { return Err(Error::IsDirectory) };
-        // What was refused, or written by somebody who died, is not there any more: it drops nothing of what comes now.
-        (object.open_mut().refused, object.open_mut().writer_killed) = (None, None);
-        if object.is_slot_file() {
+    /// Cuts a file that was just opened to be cut to nothing. Where that fails it is closed again.
+    pub(super) fn cut_opened(&self, opened: &Opened, options: OpenOptions) -> Result<(), Error> {
+        if !options.truncate || !options.write {
             return Ok(());
         }
-        let Some(file) = object.file().cloned() else { return Err(Error::Stale) };
-        file.set_len(0).map_err(Error::io("ftruncate of a segment"))?;
-        let open = object.open_mut();
-        open.cuts += 1;
-        (open.reserved, open.reserved_behind_hole) = (ByteCount::ZERO, ByteCount::ZERO);
-        open.guessed = ByteCount::ZERO;
+        self.cut(opened.ino.slot()).inspect_err(|_| {
+            // It is closed as by close(2), or it would count as one whose writer was killed.
+            self.lock().count_flush(opened.handle);
+            self.release(opened.handle);
+        })
+    }
+
+    /// Cuts an open file to nothing: without the lock, since it may have many pages, and the disk of a slot file may free blocks
+    /// for seconds.
+    fn cut(&self, slot: Slot) -> Result<(), Error> {
+        // Nobody writes to what was reserved before it is known that it is gone.
+        let _alone = self.has_alone(slot);
+        let file = {
+            let mut state = self.lock();
+            let object = state.object_mut(slot).ok_or(Error::BadHandle)?;
+            // What was refused, or written by somebody who died, is not there any more: it drops nothing of what comes now.
+            (object.open_mut().refused, object.open_mut().writer_killed) = (None, None);
+            if let Place::Scratch(scratch) = &object.place {
+                let scratch = Arc::clone(scratch);
+                drop(state);
+                return scratch.set_length(ByteCount::ZERO).map_err(scratch_error);
+            }
+            object.file().cloned().ok_or(Error::Stale)?
+        };
+        self.tier.trim(&file, ByteCount::ZERO)?;
+        let mut state = self.lock();
+        if let Some(open) = state.object_mut(slot).map(Object::open_mut) {
+            open.cuts += 1;
+            (open.reserved, open.reserved_behind_hole) = (ByteCount::ZERO, ByteCount::ZERO);
+            open.guessed = ByteCount::ZERO;
+        }
         state.measure(slot);
         Ok(())
     }
@@ -412,3 +429,6 @@ impl State {
         self.handles.get(&handle).filter(|handle| handle.options.write).map(|handle| handle.slot)
     }
 }
+
+#[cfg(test)]
+mod tests;

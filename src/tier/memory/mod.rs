@@ -167,6 +167,14 @@ impl MemoryTier {
         self.space.trim(file, length)
     }
 
+    /// Gives back the pages that lie wholly in a range, all of which reads as zeros from then on. The file's size stays.
+    ///
+    /// # Errors
+    /// [`MemoryError::Io`].
+    pub fn punch(&self, file: &File, offset: FileOffset, length: ByteCount) -> Result<(), MemoryError> {
+        self.space.punch(file, offset, length)
+    }
+
     /// Allocates what is not allocated of the first `length` bytes, so that no later access does.
     ///
     /// # Errors

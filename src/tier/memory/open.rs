@@ -105,7 +105,7 @@ impl MemoryTier {
 
     /// Opens the tier as a process without the right to mount would.
     #[cfg(test)]
-    pub(super) fn open_unprivileged(config: &MemoryConfig) -> Result<Self, MemoryError> {
+    pub(crate) fn open_unprivileged(config: &MemoryConfig) -> Result<Self, MemoryError> {
         Self::open_with(config, |_, _, _| Err(io::ErrorKind::PermissionDenied.into()))
     }
 
