@@ -7,7 +7,6 @@ use tidefs_engine::types::{ByteCount, FileOffset, SegmentId, Version};
 
 use super::decorations;
 use super::guessed::Guess;
-use super::resent::Sent;
 use super::room::footprint;
 use super::{
     Caller, Credentials, Datapath, Error, IoPath, Marks, Object, OpenOptions, Opened, Phase, Place, Stat,
@@ -58,9 +57,10 @@ impl Datapath {
         options: OpenOptions,
     ) -> Result<(Stat, Opened), Error> {
         let name = Name::new(name)?;
-        self.lock().resent.pop(&Sent::of(caller, Some(&name)));
+        // Callers that cannot be told apart take from each other what they were sent for.
+        let may_be_sent = !self.was_sent_to(caller, &name) && caller.thread.is_known();
         for _ in 0..JOINS_MAX {
-            if let Some(joined) = self.join(caller, parent, &name, options)? {
+            if let Some(joined) = self.join(caller, parent, &name, options, may_be_sent)? {
                 return Ok(joined);
             }
             if let Some(created) = self.create_absent(caller, parent, &name, mode, options)? {
@@ -159,12 +159,17 @@ impl Datapath {
 
     /// Opens the file that stands under a name that was to be created, or its new version when it must not be
     /// changed in place. `None` when nothing stands there.
+    ///
+    /// The kernel takes the length that comes with the answer for that of the file, whatever was appended since, and appends
+    /// there. So who comes to write one that it knows is sent to look it up, if that `may_be_sent`: an answer to that it does not
+    /// take once it is out of date.
     fn join(
         &self,
         caller: &Caller,
         parent: Ino,
         name: &Name,
         options: OpenOptions,
+        may_be_sent: bool,
     ) -> Result<Option<(Stat, Opened)>, Error> {
         // The kernel believes that there is nothing, and looked at the directory alone.
         let mut credentials = None;
@@ -188,6 +193,12 @@ impl Datapath {
                 let target = next.unwrap_or(existing);
                 if !credentials.may_open(&state.tree.node(target).attributes, options) {
                     return Err(Error::Denied);
+                }
+                let is_written = state.object(target).is_some_and(|object| object.phase == Phase::Writing);
+                if may_be_sent && options.write && is_written && state.tree.node(target).lookups > 0 {
+                    self.expect_writer(&mut state, caller, target);
+                    self.note_resent_for(&mut state, caller, Some(name.clone()), options);
+                    return Err(Error::Stale);
                 }
                 let ino = state.tree.ino(existing);
                 match self.open_locked(&mut state, caller, target, options) {

@@ -90,6 +90,17 @@ impl Resent {
 }
 
 impl Datapath {
+    /// The caller comes to create `name`. Returns whether it was sent to look that up again a moment ago, and found nothing.
+    pub(super) fn was_sent_to(&self, caller: &Caller, name: &Name) -> bool {
+        let now = self.clock.monotonic();
+        let resent = self.lock().resent.pop(&Sent::of(caller, Some(name)));
+        resent.is_some_and(|resent| {
+            resent.name.as_ref() == Some(name)
+                && !resent.is_over(now)
+                && now.saturating_sub(resent.at) < RESENT
+        })
+    }
+
     /// A thread that was sent to look the name of `ino` up again is answered: its next open is another one.
     pub fn give_up_opening(&self, caller: &Caller, ino: Ino) {
         let mut state = self.lock();

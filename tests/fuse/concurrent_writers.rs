@@ -23,6 +23,7 @@ in_both_modes!(
     sixteen_descriptors_opened_per_piece_fill_one_file,
     threads_write_a_thousand_files_each_in_one_directory,
     appends_of_four_threads_lose_nothing,
+    appends_of_a_process_that_joins_for_each_lose_nothing,
 );
 
 fn same_key_threads_by_rename_leave_one_of_their_objects_whole(mode: Mode) {
@@ -249,4 +250,38 @@ fn appends_of_four_threads_lose_nothing(mode: Mode) {
     let mut expected: Vec<_> = (0..4).flat_map(|w| (0..250).map(move |r| format!("{w} {r:04}"))).collect();
     expected.sort();
     assert_eq!(lines, expected);
+}
+
+/// The kernel appends where it takes the file to end, and another process comes to the hidden file again and again meanwhile.
+fn appends_of_a_process_that_joins_for_each_lose_nothing(mode: Mode) {
+    const JOINS: u64 = 200;
+    let (_mount, kv) = kv(mode);
+    let path = kv.join("log");
+    let record = |who: char, number: u64| format!("{who} {number:061}\n");
+    let mut kept = OpenOptions::new().read(true).append(true).create(true).open(&path).expect("create");
+    let is_over = AtomicBool::new(false);
+    let count = std::thread::scope(|scope| {
+        let appending = scope.spawn(|| {
+            let numbers = (0..500_000).take_while(|_| !is_over.load(Ordering::Relaxed));
+            numbers.inspect(|&number| kept.write_all(record('a', number).as_bytes()).expect("append")).count()
+        });
+        let mut joining = Peer::spawn();
+        for number in 0..JOINS {
+            let flags = libc::O_RDWR | libc::O_CREAT | libc::O_APPEND;
+            let handle = joining.open(&path, flags).expect("join");
+            joining.write_at(handle, 0, record('b', number).as_bytes()).expect("append");
+            joining.close(handle).expect("close");
+        }
+        is_over.store(true, Ordering::Relaxed);
+        appending.join().expect("it appends")
+    });
+    drop(kept);
+    let found = Peer::spawn().read(&path).expect("read");
+    let text = String::from_utf8(found).expect("records are text");
+    let mut lines: Vec<_> = text.split_inclusive('\n').map(str::to_owned).collect();
+    lines.sort_unstable();
+    let of_first = (0..offset(count)).map(|number| record('a', number));
+    let expected: Vec<_> = of_first.chain((0..JOINS).map(|number| record('b', number))).collect();
+    assert_eq!(lines.len(), expected.len());
+    assert!(lines == expected, "as many, and not the same");
 }

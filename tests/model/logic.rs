@@ -23,6 +23,7 @@ use tidefs_engine::types::ByteCount;
 use super::setup::Setup;
 use super::system::{Books, Change, Facts, Open, Reason, Space, System, Token};
 
+mod again;
 mod ahead;
 mod below;
 mod counting;
@@ -186,25 +187,6 @@ impl Logic {
         Ok(ino)
     }
 
-    /// Does `action` on the inode at `path`; once more, after another look-up, when it says that this is stale.
-    fn retried<T>(
-        &mut self,
-        who: usize,
-        path: &str,
-        mut action: impl FnMut(&Datapath, Ino) -> Result<T, Error>,
-    ) -> Result<T, Errno> {
-        for _ in 0..2 {
-            let ino = self.resolve(who, path)?;
-            self.load(ino);
-            match action(self.datapath(), ino) {
-                Err(Error::Stale) => {}
-                outcome => return outcome.map_err(errno),
-            }
-        }
-        // The kernel gives up after the second try as well.
-        Err(Errno::ESTALE)
-    }
-
     fn note(&mut self, handle: HandleId, ino: Ino) -> Token {
         self.next += 1;
         self.handles.insert(self.next, (handle, ino));
@@ -266,11 +248,7 @@ impl System for Logic {
                 }
             }
         }
-        let created = self.datapath().create(&caller(who), parent, name.as_bytes(), 0o644, wanted);
-        let (stat, opened) = created.map_err(errno)?;
-        assert_eq!(stat.ino, opened.ino);
-        *self.references.entry(stat.ino).or_default() += 1;
-        let token = self.note(opened.handle, opened.ino);
+        let token = self.create_or_open(who, parent, name, wanted)?;
         Ok(self.done(token))
     }
 
