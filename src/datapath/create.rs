@@ -203,6 +203,7 @@ impl Datapath {
                 let ino = state.tree.ino(existing);
                 match self.open_locked(&mut state, caller, target, options) {
                     Err(Error::Stale) => {}
+                    Err(Error::NoObject) if options.wants_nothing() => {}
                     Err(error) => return Err(error),
                     Ok(opened) => {
                         drop(state);
@@ -308,7 +309,7 @@ impl Datapath {
             return Err(Error::Stale);
         }
         let policy = old.policy();
-        let is_decorated = old.marks.has(Marks::DECORATED);
+        let is_decorated = old.marks.has(Marks::DECORATED) && !Self::is_away(&old.place);
         if is_decorated {
             let source = self.backing_file_of(&state, slot);
             source.and_then(|source| {

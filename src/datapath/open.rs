@@ -41,6 +41,12 @@ impl OpenOptions {
     pub(super) fn wanted_max(&self) -> Option<ByteCount> {
         if self.truncate { Some(ByteCount::ZERO) } else { self.cut_to }
     }
+
+    /// Whether nothing of what stands there is wanted: it need not be in memory.
+    #[must_use]
+    pub fn wants_nothing(&self) -> bool {
+        self.write && self.wanted_max() == Some(ByteCount::ZERO)
+    }
 }
 
 /// Who moves the bytes of a handle.

@@ -241,7 +241,9 @@ impl Datapath {
                 return true;
             }
             match state.object(child) {
-                Some(object) if object.phase == Phase::Sealed && !Self::is_away(&object.place) => {}
+                Some(object)
+                    if object.phase == Phase::Sealed
+                        && (options.wants_nothing() || !Self::is_away(&object.place)) => {}
                 Some(object) if object.phase == Phase::Writing => {
                     if !self.is_hidden_from(&mut state, caller, child, options.write) {
                         self.expect_writer(&mut state, caller, child);
@@ -251,7 +253,7 @@ impl Datapath {
                 _ => return true,
             }
             let (ino, size) = (state.tree.ino(child), self.stat_of(&state, child).size);
-            let is_read = !options.truncate || state.unverified(ino).is_some();
+            let is_read = !options.wants_nothing() || state.unverified(ino).is_some();
             if is_read && size >= LONG && !may_take_long {
                 return false;
             }

@@ -162,6 +162,8 @@ impl State {
         if let Some(key) = self.key_of(slot) {
             self.enter_order(slot, key, None, footprint(size));
         }
+        // What is being written over it counts beside it.
+        self.recharge(slot);
         self.update_hold(slot);
     }
 

@@ -235,8 +235,8 @@ impl System for Logic {
             Ok(_) if options.create && options.exclusive => return Err(Errno::EEXIST),
             Ok((_, Kind::Directory, _)) => return Err(Errno::EISDIR),
             Ok(_) => {
-                let opened =
-                    self.retried(who, path, |datapath, ino| datapath.open(&caller(who), ino, wanted));
+                let open = |datapath: &Datapath, ino| datapath.open(&caller(who), ino, wanted);
+                let opened = self.retried_on(who, path, !wanted.wants_nothing(), open);
                 match opened {
                     Ok(opened) => {
                         let token = self.note(opened.handle, opened.ino);
@@ -311,8 +311,8 @@ impl System for Logic {
 
     fn truncate(&mut self, who: usize, path: &str, length: u64) -> Result<(), Errno> {
         let change = AttributeChange { size: Some(ByteCount(length)), ..AttributeChange::default() };
-        let outcome =
-            self.retried(who, path, |datapath, ino| datapath.setattr(&caller(who), ino, &change).map(drop));
+        let cut = |datapath: &Datapath, ino| datapath.setattr(&caller(who), ino, &change).map(drop);
+        let outcome = self.retried_on(who, path, length > 0, cut);
         self.done(outcome)
     }
 

@@ -187,6 +187,24 @@ fn a_disk_that_answers_too_late_is_a_miss_in_time_and_a_hit_when_it_is_fast_agai
     serves(&mount, &namespace);
 }
 
+#[test]
+fn what_is_cut_to_nothing_is_not_read_from_its_disk_first() {
+    let disk = FaultyDisk::new();
+    let mount = mount_on_late(&disk, "ssd.deadline_ms=4000");
+    let namespace = mount.namespace("kv");
+    write_and_evict(&mount, &namespace);
+    let [rewritten, cut] = ["object0", "object1"].map(|name| namespace.join(name));
+    disk.set(|faults| faults.holds_reads = true);
+    fs::write(&rewritten, b"another").expect("its disk is late");
+    nix::unistd::truncate(&cut, 0).expect("its disk is late");
+    assert_eq!(disk.held(), 0, "the disk is read");
+    mount.wait_until_closed([&rewritten, &cut]);
+    assert_eq!(fs::read(&rewritten).expect("read"), b"another");
+    assert_eq!(fs::metadata(&cut).expect("stat").len(), 0);
+    disk.set(|faults| faults.holds_reads = false);
+    assert_eq!(found(&namespace, 2..OBJECTS), OBJECTS - 2);
+}
+
 /// What its record on disk allows would be allowed again after a restart.
 #[test]
 fn the_mode_of_an_object_whose_disk_is_late_is_not_changed_and_chmod_says_so() {

@@ -108,6 +108,13 @@ pub(in crate::fuse) fn setattr(
     }
     let is_long_to = |size| datapath.is_long_to_change(ino(number), SizeChange::Set(size));
     let is_long = change.size.is_some_and(is_long_to);
+    if change.size == Some(ByteCount::ZERO) && !is_shared && !is_long {
+        match datapath.setattr(&caller, ino(number), &change) {
+            // Others were faster, and it is cut where it is.
+            Err(Error::NoObject) if datapath.must_load(ino(number)) => {}
+            outcome => return reply_attr(&lifetimes, outcome, "setattr", reply),
+        }
+    }
     let rest = move |is_here: bool| {
         if is_shared && !is_here {
             // Its attributes are those of its bytes, which are on other members and cannot be had.

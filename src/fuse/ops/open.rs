@@ -78,7 +78,7 @@ pub(in crate::fuse) fn open(
         });
     }
     let is_readable = |number| need == Need::Start && datapath.is_arriving(number);
-    if !datapath.must_load(ino(number)) || is_readable(ino(number)) {
+    if options.wants_nothing() || !datapath.must_load(ino(number)) || is_readable(ino(number)) {
         match open_object(datapath, kernel, &caller, ino(number), options, reply) {
             Some(left_again) => reply = left_again,
             None => return,

@@ -15,10 +15,28 @@ impl Logic {
         path: &str,
         mut action: impl FnMut(&Datapath, Ino) -> Result<T, Error>,
     ) -> Result<T, Errno> {
+        self.retried_on(who, path, true, &mut action)
+    }
+
+    /// The same. What cuts all, for which nothing needs to be in memory, has the object brought back only when it says so.
+    pub(super) fn retried_on<T>(
+        &mut self,
+        who: usize,
+        path: &str,
+        needs_bytes: bool,
+        mut action: impl FnMut(&Datapath, Ino) -> Result<T, Error>,
+    ) -> Result<T, Errno> {
         for _ in 0..2 {
             let ino = self.resolve(who, path)?;
-            self.load(ino);
-            match action(self.datapath(), ino) {
+            if needs_bytes {
+                self.load(ino);
+            }
+            let mut outcome = action(self.datapath(), ino);
+            if !needs_bytes && matches!(outcome, Err(Error::NoObject)) && self.datapath().must_load(ino) {
+                self.load(ino);
+                outcome = action(self.datapath(), ino);
+            }
+            match outcome {
                 Err(Error::Stale) => {}
                 outcome => return outcome.map_err(errno),
             }

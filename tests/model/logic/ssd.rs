@@ -271,6 +271,24 @@ fn a_client_is_not_told_that_what_is_on_disk_and_has_no_name_yet_is_absent() {
 }
 
 #[test]
+fn what_is_on_disk_alone_is_not_brought_back_to_be_cut_to_nothing() {
+    let mut logic = demoted("k");
+    let cut = Open { write: true, truncate: true, ..Open::default() };
+    let token = logic.open(WATCHER, "k", cut).expect("open");
+    logic.write(WATCHER, token, 0, &bytes(2, 40_000)).expect("write");
+    logic.close(WATCHER, token);
+    let found = logic.open(WATCHER, "k", Open { read: true, ..Open::default() }).expect("open");
+    assert!(logic.read(WATCHER, found, 0, 60_000).expect("read") == bytes(2, 40_000));
+    logic.close(WATCHER, found);
+    logic.drop_caches();
+    logic.demote(ByteCount::mib(1));
+    assert_eq!(logic.tier_of("k"), "ssd");
+    logic.truncate(WATCHER, "k", 0).expect("truncate");
+    assert_eq!(logic.stat(WATCHER, "k").expect("it is there").size, 0);
+    assert_eq!(logic.datapath().telemetry().ssd_promotions.get(), 0);
+}
+
+#[test]
 fn what_is_on_disk_alone_has_no_attribute_of_a_program() {
     let mut logic = demoted("k");
     let ino = logic.resolve(WATCHER, "k").expect("it is there");
