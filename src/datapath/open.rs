@@ -193,9 +193,18 @@ impl Datapath {
     /// # Errors
     /// To a reader it is a miss; a writer is told [`Error::Stale`]: there may be an object, and it may open it again.
     fn open_in_place(&self, caller: &Caller, ino: Ino, options: OpenOptions) -> Result<Opened, Error> {
-        let missed = || if options.write { Error::Stale } else { Error::NoObject };
         // A packed object gets a segment that can be written. That it has one already is fine.
-        let _ = self.unpack(ino);
+        let was_packed = self.unpack(ino).unwrap_or(false);
+        let opened = self.open_unpacked(caller, ino, options);
+        // That is marked as one for attributes of a program, of which there are none.
+        if was_packed && let Err(error) = self.undecorate(ino) {
+            tracing::debug!(%error, "an object without attributes counts as one with some");
+        }
+        opened
+    }
+
+    fn open_unpacked(&self, caller: &Caller, ino: Ino, options: OpenOptions) -> Result<Opened, Error> {
+        let missed = || if options.write { Error::Stale } else { Error::NoObject };
         let mut state = self.lock();
         let slot = state.slot_of(ino).map_err(|_| missed())?;
         if !options.write && self.is_hidden_from(&mut state, caller, slot, options.write) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tidefs_engine::types::{ByteCount, FileOffset};
 
 use super::release::Afterwards;
-use super::{Datapath, Error, Marks, Phase, Place, State};
+use super::{Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
 use crate::tier::memory::{DECORATED, PackedExtent, checksum_bytes};
 
@@ -65,15 +65,18 @@ impl Datapath {
         Ok(extent)
     }
 
-    /// Gives a packed object a segment of its own. Who has it open reads on from there, by the daemon.
+    /// Gives a packed object a segment of its own. Who has it open reads on from there, by the daemon. Returns whether it was
+    /// packed.
     ///
     /// # Errors
     /// [`Error::Unsupported`] when it has no name any more.
-    pub(super) fn unpack(&self, ino: Ino) -> Result<(), Error> {
+    pub(super) fn unpack(&self, ino: Ino) -> Result<bool, Error> {
         let (directory, size) = {
             let state = self.lock();
             let slot = state.slot_of(ino)?;
-            (state.tree.node(slot).parent, state.object(slot).map(|object| object.size).unwrap_or_default())
+            let is_packed = |object: &&Object| matches!(object.place, Place::Packed(_));
+            let Some(object) = state.object(slot).filter(is_packed) else { return Ok(false) };
+            (state.tree.node(slot).parent, object.size)
         };
         let (segment, file) = self.tier.create_segment()?;
         let moved = self.reserve(&file, ByteCount::ZERO, size, directory).and_then(|()| {
@@ -108,11 +111,11 @@ impl Datapath {
         match moved {
             Ok(Some(extent)) => {
                 self.free_place(Place::Packed(extent));
-                Ok(())
+                Ok(true)
             }
             Ok(None) => {
                 self.free_place(Place::Solo(segment));
-                Ok(())
+                Ok(false)
             }
             Err(error) => {
                 self.free_place(Place::Solo(segment));

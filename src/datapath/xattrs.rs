@@ -130,13 +130,24 @@ impl Datapath {
             return Err(Error::Unsupported("attributes outside user."));
         }
         is_named(name)?;
-        self.with_decorations(ino, Use::Set, |file| {
+        let may_set = |file: &std::fs::File| {
             Presence::check(only, decorations::get(file, name).map_err(told)?.is_some())?;
-            if !decorations::has_room(file, name, value).map_err(told)? {
-                return Err(Error::AttributesFull);
-            }
+            let has_room = decorations::has_room(file, name, value).map_err(told)?;
+            if has_room { Ok(()) } else { Err(Error::AttributesFull) }
+        };
+        // Before the object is changed for it: one with attributes goes to no disk.
+        match self.with_decorations(ino, Use::Read, may_set) {
+            Err(Error::NoAttribute) => Presence::check(only, false)?,
+            outcome => outcome?,
+        }
+        let set = self.with_decorations(ino, Use::Set, |file| {
+            may_set(file)?;
             decorations::set(file, name, value).map_err(told)
-        })?;
+        });
+        if let Err(error) = set {
+            self.undecorate(ino)?;
+            return Err(error);
+        }
         if let Some(next) = self.next_version_of(ino) {
             self.with_decorations(next, Use::Set, |file| decorations::set(file, name, value).map_err(told))?;
         }
@@ -165,10 +176,38 @@ impl Datapath {
         is_named(name)?;
         let remove = |file: &std::fs::File| decorations::remove(file, name).map_err(told);
         self.with_decorations(ino, Use::Remove, remove)?;
-        match self.next_version_of(ino).map(|next| self.with_decorations(next, Use::Remove, remove)) {
-            None | Some(Ok(()) | Err(Error::NoAttribute)) => self.note_attribute(ino),
-            Some(failed) => failed,
+        let next = self.next_version_of(ino);
+        match next.map(|next| self.with_decorations(next, Use::Remove, remove)) {
+            None | Some(Ok(()) | Err(Error::NoAttribute)) => {}
+            Some(failed) => return failed,
         }
+        for ino in [Some(ino), next].into_iter().flatten() {
+            self.undecorate(ino)?;
+        }
+        self.note_attribute(ino)
+    }
+
+    /// An object whose last attribute was removed, or that got none after all, goes to a disk again.
+    pub(super) fn undecorate(&self, ino: Ino) -> Result<(), Error> {
+        // Nobody is between the mark and the attribute that it is for.
+        let _alone = self.has_alone(ino.slot());
+        let mut state = self.lock();
+        let Some(slot) = state.tree.by_ino(ino) else { return Ok(()) };
+        // A slot file goes nowhere, and what is away has none.
+        let is_marked = state.object(slot).is_some_and(|object| {
+            matches!(object.place, Place::Solo(_)) && object.marks.has(Marks::DECORATED)
+        });
+        if !is_marked {
+            return Ok(());
+        }
+        let file = self.backing_file_of(&state, slot)?;
+        if !decorations::names(&file).map_err(told)?.is_empty() {
+            return Ok(());
+        }
+        if let Some(object) = state.object_mut(slot) {
+            object.marks.set(Marks::DECORATED, false);
+        }
+        self.rewrite_record(&mut state, slot)
     }
 
     /// Runs `action` on the file that keeps the attributes of applications. For one to be set, a packed object gets a

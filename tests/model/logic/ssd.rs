@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
-use tidefs::datapath::{AttributeChange, Credentials, Error, Located};
+use tidefs::datapath::{AttributeChange, Credentials, Datapath, Error, Located, Presence};
 use tidefs::namespace::Ino;
 use tidefs::tier::memory::{DirectoryRecord, ObjectRecord, Pin, PolicyRecord};
 use tidefs::tier::ssd::{Budget, DroppedFor, Owner, Put, Source, SsdConfig, SsdTier};
@@ -286,6 +286,33 @@ fn what_is_on_disk_alone_is_not_brought_back_to_be_cut_to_nothing() {
     logic.truncate(WATCHER, "k", 0).expect("truncate");
     assert_eq!(logic.stat(WATCHER, "k").expect("it is there").size, 0);
     assert_eq!(logic.datapath().telemetry().ssd_promotions.get(), 0);
+}
+
+#[test]
+fn what_was_refused_an_attribute_or_lost_its_last_goes_to_the_disk_again() {
+    let mut logic = demoted("k");
+    let name = b"user.crc";
+    let refuse = |datapath: &Datapath, ino| {
+        let refused = datapath.set_attribute(ino, name, b"1", Some(Presence::Present));
+        assert!(matches!(refused, Err(Error::NoAttribute)), "{refused:?}");
+    };
+    let set_and_remove = |datapath: &Datapath, ino| {
+        datapath.set_attribute(ino, name, b"1", None).expect("it is set");
+        datapath.set_attribute(ino, b"user.other", b"2", None).expect("another is set");
+        datapath.remove_attribute(ino, name).expect("it is removed");
+        datapath.remove_attribute(ino, b"user.other").expect("the other is removed");
+    };
+    let changes: [&dyn Fn(&Datapath, Ino); 2] = [&refuse, &set_and_remove];
+    for change in changes {
+        let ino = logic.resolve(WATCHER, "k").expect("it is there");
+        logic.load(ino);
+        change(logic.datapath(), ino);
+        logic.demote(ByteCount::mib(1));
+        assert_eq!(logic.tier_of("k"), "ssd");
+    }
+    let found = logic.open(WATCHER, "k", Open { read: true, ..Open::default() }).expect("open");
+    assert!(logic.read(WATCHER, found, 0, 60_000).expect("read") == bytes(1, 50_000));
+    logic.close(WATCHER, found);
 }
 
 #[test]
