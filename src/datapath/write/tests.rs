@@ -41,7 +41,7 @@ fn unprivileged() -> (tempfile::TempDir, Datapath) {
     let scratch = Scratch::new(vec![place.path().join("scratch")], true, CAPACITY);
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::default());
     let datapath = Datapath::new(tier.unwrap(), scratch, clock, settings, Arc::new(Telemetry::default()));
-    datapath.recover().unwrap();
+    drop(datapath.recover().unwrap());
     (place, datapath)
 }
 

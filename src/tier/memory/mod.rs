@@ -386,6 +386,8 @@ impl MemoryTier {
 }
 
 #[cfg(test)]
+mod space_tests;
+#[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;

@@ -302,11 +302,14 @@ fn what_was_refused_an_attribute_or_lost_its_last_goes_to_the_disk_again() {
         datapath.remove_attribute(ino, name).expect("it is removed");
         datapath.remove_attribute(ino, b"user.other").expect("the other is removed");
     };
-    let changes: [&dyn Fn(&Datapath, Ino); 2] = [&refuse, &set_and_remove];
-    for change in changes {
+    for is_set in [false, true] {
         let ino = logic.resolve(WATCHER, "k").expect("it is there");
         logic.load(ino);
-        change(logic.datapath(), ino);
+        if is_set {
+            set_and_remove(logic.datapath(), ino)
+        } else {
+            refuse(logic.datapath(), ino)
+        }
         logic.demote(ByteCount::mib(1));
         assert_eq!(logic.tier_of("k"), "ssd");
     }
