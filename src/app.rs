@@ -9,6 +9,7 @@ mod cluster;
 mod logging;
 mod memory_groups;
 mod mount_point;
+mod progress;
 mod secrets;
 mod settings;
 mod ssd;
@@ -43,6 +44,7 @@ use crate::tier::ssd::Unnamed;
 
 use background::Background;
 use mount_point::{check_mount_point, clear_stale_mount, mount_point_failure, refuse_other_state};
+use progress::Progress;
 use secrets::Secrets;
 use settings::{session_settings, settings_of};
 use stop_signal::StopSignal;
@@ -242,7 +244,13 @@ fn open_datapath(
 
 /// What was found is made to fit, with the disks to take what does not.
 fn settle(datapath: &Datapath, unsettled: Unsettled) -> Result<(), Failure> {
-    let settled = datapath.settle(unsettled, || StopSignal.is_set());
+    let progress = Progress::begin();
+    let settled = datapath.settle(unsettled, || {
+        if progress.is_due() {
+            tracing::info!("what there is no room for any more leaves memory before the mount");
+        }
+        StopSignal.is_set()
+    });
     let recovered = settled.map_err(|error| Failure::new(ExitStatus::Failed, error))?;
     if recovered.objects + recovered.removed + recovered.corrupt > 0 {
         tracing::info!(

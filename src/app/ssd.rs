@@ -1,10 +1,9 @@
 //! The SSD tier, put together from its section of the configuration.
 
-use std::cell::Cell;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use parking_lot::Mutex;
@@ -13,6 +12,7 @@ use tidefs_engine::types::ByteCount;
 
 use super::Failure;
 use super::background::Background;
+use super::progress::Progress;
 use crate::config::{Config, Effective, ExitStatus};
 use crate::control::AddDisk;
 use crate::datapath::Datapath;
@@ -27,9 +27,6 @@ const DAYS: &str = "ssd-days.json";
 
 /// How often the disks were used, in a directory that outlives a restart of the machine.
 const EPOCHS: &str = "ssd-epochs.json";
-
-/// How often a start says how far it is.
-const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Where slot files live: on the disks of the SSD tier unless the configuration says otherwise.
 pub(super) fn scratch_of(config: &Config) -> Arc<Scratch> {
@@ -95,12 +92,13 @@ pub(super) fn attach(
         lost_zones = found.lost_zones,
         "the SSD tier is in use"
     );
-    if effective.config.cluster.is_clustered() {
-        // Who joins a cluster tells it all that it holds. A disk that hangs ends that, too, or a signal.
-        let told_at = Cell::new(Instant::now());
+    let is_outgrown = datapath.tier().usage().is_ok_and(|usage| usage.used > usage.capacity);
+    if effective.config.cluster.is_clustered() || is_outgrown {
+        // Who joins a cluster tells it all that it holds, and what memory has no room for may stand on a disk already. A disk that
+        // hangs ends that, too, or a signal.
+        let progress = Progress::begin();
         datapath.name_objects(unnamed, || {
-            if told_at.get().elapsed() >= PROGRESS_INTERVAL {
-                told_at.set(Instant::now());
+            if progress.is_due() {
                 tell_progress(datapath);
             }
             is_stopping()

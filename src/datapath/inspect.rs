@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 
 use tidefs_engine::types::{ByteCount, Checksum, ObjectCount, SegmentId, Version};
 
+use super::history::Ending;
 use super::{Datapath, Error, Kind, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
 use crate::tier::memory::{MemoryReport, MemoryUsage, PackedUsage, Pin, PolicyRecord};
@@ -307,9 +308,9 @@ impl Datapath {
         mut progress: impl FnMut(&EvictionProgress) -> ControlFlow<()>,
     ) -> OperatorEviction {
         let mut evicted = Vec::new();
-        let (objects, bytes) = self.evict_for_operator(bytes, &mut evicted, |objects, bytes| {
-            progress(&EvictionProgress { objects, bytes, ..EvictionProgress::default() })
-        });
+        let tell =
+            |objects, bytes| progress(&EvictionProgress { objects, bytes, ..EvictionProgress::default() });
+        let (objects, bytes) = self.evict_coldest_bytes(bytes, Ending::EvictedByOperator, &mut evicted, tell);
         let held = self.held_of_evicted(&evicted);
         OperatorEviction { objects, bytes, held, ..OperatorEviction::default() }
     }

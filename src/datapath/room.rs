@@ -36,11 +36,15 @@ const RETRY_MAX: u32 = 10;
 /// How often one request may still wait for room in vain: once for the headroom and once without it, as for one object. What
 /// others were about to give has come by then.
 #[derive(Debug)]
-pub struct Waits(u32);
+pub struct Waits {
+    left: u32,
+    /// Whether what was on its way to a disk did not get there in time.
+    is_late: bool,
+}
 
 impl Default for Waits {
     fn default() -> Self {
-        Self(2)
+        Self { left: 2, is_late: false }
     }
 }
 
@@ -86,8 +90,10 @@ impl Datapath {
                 let lent = self.lent_bytes();
                 let is_coming = lent > ByteCount::ZERO && usage.free.saturating_add(lent) >= needed;
                 retries += u32::from(!is_coming);
-                if is_late || retries > RETRY_MAX || waits.0 == 0 {
-                    waits.0 = waits.0.saturating_sub(1);
+                let is_spent = waits.left == 0 && (waits.is_late || !is_coming);
+                if is_late || retries > RETRY_MAX || is_spent {
+                    waits.left = waits.left.saturating_sub(1);
+                    waits.is_late |= is_late;
                     self.telemetry.no_room.increment();
                     return Err(Error::NothingEvictable { needed: Some(needed) });
                 }
@@ -315,16 +321,18 @@ impl Datapath {
         }
     }
 
-    /// Evicts the coldest objects of so many bytes, as many at once as the disks take. Tells `progress` how many objects and
-    /// bytes went, until that breaks it off. Returns the same. `gone`: gets the inode numbers of those that no disk took.
-    pub(super) fn evict_for_operator(
+    /// Evicts the coldest objects of so many bytes, as many at once as the disks take, and notes `ending` of them. Tells
+    /// `progress` how many objects and bytes went, until that breaks it off. Returns the same. `gone`: gets the inode numbers of
+    /// those that no disk took. A disk that is late is waited for once.
+    pub(super) fn evict_coldest_bytes(
         &self,
         bytes: ByteCount,
+        ending: Ending,
         gone: &mut Vec<Ino>,
         mut progress: impl FnMut(u64, ByteCount) -> ControlFlow<()>,
     ) -> (u64, ByteCount) {
         let mut evicted = (0, ByteCount::ZERO);
-        let mut under_way = VecDeque::new();
+        let (mut under_way, mut are_in_time) = (VecDeque::new(), true);
         let mut last_went = self.clock.monotonic();
         while evicted.1 < bytes {
             if progress(evicted.0, evicted.1).is_break() {
@@ -336,9 +344,12 @@ impl Datapath {
                 let size = state.object(victim).map(|object| object.size).unwrap_or_default();
                 // What finds no room in a queue would be dropped: those before it make some.
                 let has_room = self.disks_have_room(size);
-                if !has_room && let Some(first) = under_way.pop_front() {
+                if !has_room
+                    && are_in_time
+                    && let Some(first) = under_way.pop_front()
+                {
                     drop(state);
-                    self.wait_until_stored(&first);
+                    are_in_time = self.wait_until_stored(&first);
                     continue;
                 }
                 // The queue may be full of copies that the demoter makes: those make room too.
@@ -349,7 +360,7 @@ impl Datapath {
                     continue;
                 }
                 let may = if has_room { MayLend::Yes } else { MayLend::IfRoom };
-                (size, self.let_leave(&mut state, victim, Ending::EvictedByOperator, may))
+                (size, self.let_leave(&mut state, victim, ending, may))
             };
             last_went = self.clock.monotonic();
             evicted = (evicted.0 + 1, evicted.1.saturating_add(footprint(size)));
@@ -359,10 +370,10 @@ impl Datapath {
             under_way.extend(self.see_off_and_tell(leaving));
         }
         for wait in &under_way {
-            if progress(evicted.0, evicted.1).is_break() {
+            if !are_in_time || progress(evicted.0, evicted.1).is_break() {
                 break;
             }
-            self.wait_until_stored(wait);
+            are_in_time = self.wait_until_stored(wait);
         }
         evicted
     }

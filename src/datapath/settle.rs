@@ -10,13 +10,14 @@ use std::sync::atomic::Ordering;
 
 use tidefs_engine::types::{ByteCount, SegmentId, Version};
 
+use super::history::Ending;
 use super::packing::copy_range;
 use super::recover::Takeover;
 use super::release::PROVISIONAL;
 use super::room::footprint;
 use super::stat::{changed_ns, written_ns};
 use super::{Datapath, Error, Place, Recovered, decorations};
-use crate::namespace::Slot;
+use crate::namespace::{Ino, Slot};
 use crate::tier::eviction::Departure;
 use crate::tier::memory::{ObjectRecord, UNFINISHED};
 
@@ -39,7 +40,12 @@ impl Datapath {
     /// [`Error::Io`] when the tier does not tell its usage, or cannot be resized.
     pub fn settle(&self, unsettled: Unsettled, is_stopping: impl Fn() -> bool) -> Result<Recovered, Error> {
         let Unsettled { mut takeover, unfinished, mut recovered } = unsettled;
-        self.evict_down(ByteCount::ZERO, &is_stopping)?;
+        let usage = self.tier.usage()?;
+        if usage.used > usage.capacity {
+            // With what writers want free from the first moment on: what has no copy by then is dropped for them.
+            let ahead = self.settings.write_headroom.saturating_add(self.settings.free_ahead);
+            self.evict_down(ahead, &is_stopping)?;
+        }
         self.tier.retry_resize()?;
         for (segment, record) in unfinished {
             let is_wanted = self.is_wanted(&takeover, segment, &record);
@@ -72,7 +78,8 @@ impl Datapath {
             // What a disk takes its time for is on its way.
             let kept = usage.used.saturating_sub(self.lent_bytes());
             let outgrown = kept.saturating_add(needed).saturating_sub(usage.capacity);
-            let (evicted, _) = self.evict_for_operator(outgrown, &mut Vec::new(), |_, _| {
+            let ending = Ending::Evicted { for_directory: Ino::ROOT };
+            let (evicted, _) = self.evict_coldest_bytes(outgrown, ending, &mut Vec::new(), |_, _| {
                 if is_stopping() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             });
             // Of small objects, which share pages, it takes more than their bytes say.

@@ -14,7 +14,7 @@
 //! Limits: memory that is lent to records on their way is bounded by the tier's queue.
 
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Weak};
 
 use tidefs_engine::types::{ByteCount, DirectoryId, Version};
@@ -271,9 +271,9 @@ impl Datapath {
         is_lent.then_some(receiver)
     }
 
-    /// Waits for the end of an object's way to its disk. Late or not, it goes on.
-    pub(super) fn wait_until_stored(&self, told: &Receiver<()>) {
-        let _ = told.recv_timeout(self.settings.deadline);
+    /// Waits for the end of an object's way to its disk. Late or not, it goes on. Returns whether it has ended.
+    pub(super) fn wait_until_stored(&self, told: &Receiver<()>) -> bool {
+        !matches!(told.recv_timeout(self.settings.deadline), Err(RecvTimeoutError::Timeout))
     }
 
     /// Whether an object of `size` would be taken by a disk right now; true where there is none.

@@ -141,8 +141,15 @@ impl Logic {
         let datapath = Arc::new(datapath);
         let has_ssd = self.setup.has_ssd;
         let attached = has_ssd.then(|| datapath.attach_ssd(self.open_ssd()).expect("the disk is in use"));
+        // As a daemon does where memory has to give something up before it is mounted.
+        let usage = datapath.tier().usage().expect("the tier answers");
+        let is_outgrown = usage.used > usage.capacity;
+        let mut unnamed = attached.map(|(_, unnamed)| unnamed);
+        if let Some(unnamed) = unnamed.take_if(|_| is_outgrown) {
+            datapath.name_objects(unnamed, || false);
+        }
         datapath.settle(unsettled, || false).expect("the tier answers");
-        if let Some((_, unnamed)) = attached {
+        if let Some(unnamed) = unnamed {
             datapath.name_objects(unnamed, || !names);
         }
         self.datapath = Some(datapath);
