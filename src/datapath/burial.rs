@@ -18,6 +18,8 @@ pub(super) struct Doomed {
     pub(super) retired: Option<Place>,
     /// Its record in the SSD tier.
     pub(super) on_ssd: Option<SsdRecord>,
+    /// Whether a restart does not find its record any more.
+    pub(super) is_retired: bool,
     /// Its length.
     pub(super) size: ByteCount,
     pub(super) ino: Ino,
@@ -32,7 +34,16 @@ impl Doomed {
     /// another one by now.
     pub(super) fn bytes_only(place: Place, size: ByteCount, ino: Ino) -> Self {
         let place = Some(place);
-        Self { place, retired: None, on_ssd: None, size, ino, kernel_knows: false, is_open: true }
+        Self {
+            place,
+            retired: None,
+            on_ssd: None,
+            is_retired: false,
+            size,
+            ino,
+            kernel_knows: false,
+            is_open: true,
+        }
     }
 
     /// The record in the SSD tier of an object that stays under another name.
@@ -42,6 +53,7 @@ impl Doomed {
             place: None,
             retired: None,
             on_ssd: Some(record),
+            is_retired: false,
             size,
             ino,
             kernel_knows: false,
@@ -89,7 +101,8 @@ impl Datapath {
     /// be evicted or removed, and its bytes freed, by somebody else before these are buried, and is not there to take its place
     /// then. The record of a newer version is written already, so a daemon that dies here finds both, and takes the later one.
     pub(super) fn retire_all(&self, left: &mut [Doomed]) {
-        for doomed in left {
+        for doomed in left.iter_mut().filter(|doomed| !doomed.is_retired) {
+            doomed.is_retired = true;
             if let Some(place) = doomed.retired.take().as_ref().or(doomed.place.as_ref()) {
                 self.retire(place);
             }

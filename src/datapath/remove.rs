@@ -75,6 +75,7 @@ impl State {
             place: None,
             retired: None,
             on_ssd,
+            is_retired: false,
             size,
             ino,
             kernel_knows: kernel_knows && is_named,

@@ -154,6 +154,8 @@ impl State {
 }
 
 impl Datapath {
+    /// Its record goes with its bytes, a moment after the lock: writers wait for those, and a call for each record before that
+    /// would be too much. A daemon that is killed in that moment may bring it back under a name that was written and removed since.
     pub(super) fn evict_object(
         &self,
         state: &mut State,
@@ -162,6 +164,6 @@ impl Datapath {
         ending: Ending,
     ) -> Doomed {
         state.count_eviction(victim);
-        self.remove_object(state, victim, Departure::Evicted, (now_ns, ending))
+        state.remove_object(victim, Departure::Evicted, Some((now_ns, ending)))
     }
 }
