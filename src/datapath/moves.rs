@@ -6,6 +6,8 @@
 //!
 //! Threads: any. Never taken under the state's lock, and not twice by one thread for one file.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex};
 
@@ -25,7 +27,9 @@ struct Use {
 pub(super) struct Moves {
     /// Guards which files are used so; held for moments.
     files: Mutex<HashMap<Slot, Use>>,
-    /// Signalled when a use ends.
+    /// How many somebody has alone, or waits to have so: mostly none, which costs a look. Changes under the lock above.
+    alone: AtomicUsize,
+    /// Signalled when the last use of a file ends, or somebody has it alone no more.
     ended: Condvar,
 }
 
@@ -61,6 +65,7 @@ impl Moves {
             self.ended.wait(&mut files);
         }
         files.entry(slot).or_default().is_alone = true;
+        self.alone.fetch_add(1, Ordering::Relaxed);
         while files.get(&slot).is_some_and(|file| file.stays > 0) {
             self.ended.wait(&mut files);
         }
@@ -69,19 +74,24 @@ impl Moves {
 
     /// Whether somebody has the file in `slot` alone. Waits for nothing.
     pub(super) fn is_under_way(&self, slot: Slot) -> bool {
-        self.files.lock().get(&slot).is_some_and(|file| file.is_alone)
+        // Who misses one that begins right now waits for it, as who came a moment later would.
+        self.alone.load(Ordering::Relaxed) > 0
+            && self.files.lock().get(&slot).is_some_and(|file| file.is_alone)
     }
 
     fn end(&self, slot: Slot, end: impl FnOnce(&mut Use)) {
         let mut files = self.files.lock();
-        if let Some(file) = files.get_mut(&slot) {
-            end(file);
-            if file.stays == 0 && !file.is_alone {
-                files.remove(&slot);
-            }
+        let Some(file) = files.get_mut(&slot) else { return };
+        end(file);
+        if file.stays == 0 && !file.is_alone {
+            files.remove(&slot);
         }
+        // Whoever waits does so because somebody has a file alone, or wants it.
+        let is_awaited = self.alone.load(Ordering::Relaxed) > 0;
         drop(files);
-        self.ended.notify_all();
+        if is_awaited {
+            self.ended.notify_all();
+        }
     }
 }
 
@@ -94,6 +104,7 @@ impl Drop for Stays<'_> {
 impl Drop for Alone<'_> {
     fn drop(&mut self) {
         self.moves.end(self.slot, |file| file.is_alone = false);
+        self.moves.alone.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

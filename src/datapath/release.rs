@@ -5,6 +5,8 @@
 //! the hidden file up waits for the RELEASE. FLUSH alone proves nothing: a forked child sends one too, for every
 //! descriptor that it inherited, when it starts another program or ends. Only the process that opened the file announces.
 
+use std::sync::Arc;
+
 use tidefs_engine::types::{ByteCount, Version};
 
 use super::history::Ending;
@@ -160,17 +162,33 @@ impl Datapath {
         Ok(())
     }
 
+    /// Whether releasing `handle` may wait for a disk: the kernel may have written a slot file through it.
+    #[must_use]
+    pub fn is_long_to_release(&self, handle: HandleId) -> bool {
+        let state = self.lock();
+        let written = state.handles.get(&handle).filter(|handle| handle.options.write);
+        let by_kernel = written.filter(|handle| handle.path == IoPath::Passthrough);
+        by_kernel.and_then(|handle| state.object(handle.slot)).is_some_and(Object::is_slot_file)
+    }
+
     /// The last descriptor of `handle` is closed.
     pub fn release(&self, handle: HandleId) {
-        let passthrough_writer = {
+        let (passthrough_writer, scratch) = {
             let state = self.lock();
-            let handle = state.handles.get(&handle);
-            handle
-                .filter(|handle| handle.options.write && handle.path == IoPath::Passthrough)
-                .map(|handle| handle.slot)
+            let writer = state.handles.get(&handle).filter(|handle| handle.options.write);
+            let passthrough = writer.filter(|writer| writer.path == IoPath::Passthrough);
+            let scratch = passthrough.and_then(|writer| match &state.object(writer.slot)?.place {
+                Place::Scratch(scratch) => Some(Arc::clone(scratch)),
+                _ => None,
+            });
+            (passthrough.map(|writer| writer.slot), scratch)
         };
         if let Some(slot) = passthrough_writer {
             self.refuse_if_cut_short(slot);
+        }
+        if let Some(scratch) = scratch {
+            // The kernel may have written it. Its disk may take its time.
+            scratch.recount();
         }
         let mut whole = None;
         let mut afterwards = Afterwards::default();
@@ -208,12 +226,6 @@ impl Datapath {
         }
         if state.object(slot).is_none() {
             return;
-        }
-        if handle.options.write
-            && let Some(Place::Scratch(scratch)) = state.object(slot).map(|object| &object.place)
-        {
-            // The kernel may have written it by passthrough.
-            scratch.recount();
         }
         let was_announced = !handle.announces_close || handle.was_flushed;
         let was_never_written =

@@ -402,6 +402,10 @@ impl Datapath {
         let file = {
             let mut state = self.lock();
             let object = state.object_mut(slot).ok_or(Error::BadHandle)?;
+            if object.phase == Phase::Sealed {
+                // A rename came in between: who reads it must not lose its pages.
+                return Err(Error::Stale);
+            }
             // What was refused, or written by somebody who died, is not there any more: it drops nothing of what comes now.
             (object.open_mut().refused, object.open_mut().writer_killed) = (None, None);
             if let Place::Scratch(scratch) = &object.place {
@@ -419,7 +423,8 @@ impl Datapath {
             open.guessed = ByteCount::ZERO;
         }
         state.measure(slot);
-        Ok(())
+        // Of what a rename sealed just now: a restart would miss the bytes that its record tells of.
+        self.rewrite_record(&mut state, slot)
     }
 }
 

@@ -263,6 +263,9 @@ pub(in crate::fuse) fn release(
         } else {
             dispatcher.control.release(handle.0);
         }
+    } else if dispatcher.datapath.is_long_to_release(HandleId(handle.0)) {
+        let datapath = Arc::clone(&dispatcher.datapath);
+        dispatcher.at_leisure(move || datapath.release(HandleId(handle.0)));
     } else {
         dispatcher.datapath.release(HandleId(handle.0));
     }
