@@ -265,19 +265,22 @@ impl Core {
                 let change = Change::Announce { path: path.clone(), stamp, facts, medium, contact_age_ms };
                 let core = Arc::clone(self);
                 let told = tokio::spawn(async move { core.change_at(member, change, deadline).await });
-                under_way.push((member, path, stamp, told));
+                under_way.push((member, path, stamp, matches!(facts, Facts::Directory(_)), told));
             }
         }
         self.counters.announced.add(under_way.len() as u64);
         let mut refused: BTreeMap<Vec<u8>, Stamp> = BTreeMap::new();
         let mut gone = Vec::new();
-        for (member, path, stamp, told) in under_way {
+        for (member, path, stamp, is_directory, told) in under_way {
             match told.await {
                 Ok(Ok(Outcome::Refused { .. })) => {
                     // The same of both owners.
                     refused.insert(path, stamp);
                 }
                 Ok(Ok(Outcome::Done { .. } | Outcome::Late { .. })) => {
+                    if is_directory {
+                        holder.was_announced(&path);
+                    }
                     if self.went_away(&**holder, &path, stamp) {
                         gone.push((member, path, stamp));
                     }

@@ -24,7 +24,7 @@ use tokio::task::JoinSet;
 
 use super::catalog::wire::{KEEP, Keep, Kept, Message};
 use super::core::Core;
-use super::object::{Facts, Found, Holder, Holding, Keeping, Stamp, Unkept};
+use super::object::{Facts, Found, Holder, Holding, Stamp, Unkept};
 use super::shards::{KeyId, replica_target};
 use super::short::Short;
 
@@ -360,7 +360,7 @@ impl Core {
                 return (copied, made);
             };
             match self.ask_to_keep(target, wish).await {
-                Kept::Already => holders.push(target),
+                Kept::Done if named.contains(&target) => holders.push(target),
                 Kept::Done => {
                     self.counters.copies_made.increment();
                     self.counters.copied_bytes.add(wish.size.get());
@@ -384,7 +384,9 @@ impl Core {
                 Kept::Leaving => drop(refusing.insert(target)),
             }
         }
-        (Copied::Enough, made)
+        let new: Vec<MemberId> = holders.into_iter().filter(|holder| !named.contains(holder)).collect();
+        let are_named = !self.is_leaving() || new.is_empty() || self.are_named(wish, &new).await;
+        (if are_named { Copied::Enough } else { Copied::NotNow }, made)
     }
 
     /// Asks a member to have a copy of an object, or to know a directory.
@@ -400,7 +402,7 @@ impl Core {
             tracing::debug!(member = target.0, error, "a member does not say whether it keeps a copy");
             Kept::NotNow
         });
-        if !matches!(kept, Kept::Done | Kept::Already) {
+        if kept != Kept::Done {
             self.counters.copies_refused.increment();
         }
         kept
@@ -424,8 +426,7 @@ impl Core {
         let Keep { path, stamp, replicas, head } = keep;
         let kept = holder.keep(path, stamp, replicas, KeyId(head), from.member).await;
         match kept {
-            Ok(Keeping::Already) => Kept::Already,
-            Ok(Keeping::Now(came)) => {
+            Ok(came) => {
                 self.counters.copies_kept.increment();
                 // Who has just joined takes less at first: the others see it as the emptiest of all.
                 let (ramp, full) = (self.config.timings.ramp, self.config.limits.ingest_bytes_per_second);

@@ -346,10 +346,10 @@ impl Core {
             if self.is_out_of_time() {
                 return false;
             }
-            if self.may_leave(Peer::has_heard_all) {
+            if self.may_leave(Peer::owes_nothing) {
                 return true;
             }
-            let ignorant = self.who_is_not(Peer::has_heard_all);
+            let ignorant = self.who_is_not(Peer::owes_nothing);
             if let Some(member) = ignorant.filter(|_| awaited != ignorant) {
                 tracing::warn!(
                     member = member.0,
@@ -400,6 +400,9 @@ impl Core {
                 return None;
             }
             while under_way.try_join_next().is_some() {}
+            if self.parting.is_filling() && self.drain_noted().await.is_none() {
+                walk.lock().left += 1;
+            }
             let Some(holding) = holder.holding_at(place) else {
                 self.note_drained(ByteCount::ZERO);
                 continue;
@@ -464,7 +467,7 @@ impl Core {
                 |member| member != self.me.member && !refusing.contains(&member) && !self.is_suspect(member);
             let Some(target) = replica_target(&view, head, &[], is_candidate) else { return Copied::NotNow };
             match self.ask_to_keep(target, &wish).await {
-                Kept::Done | Kept::Already | Kept::Gone => return Copied::Enough,
+                Kept::Done | Kept::Gone => return Copied::Enough,
                 Kept::NotNow | Kept::Leaving => drop(refusing.insert(target)),
             }
         }

@@ -61,6 +61,10 @@ impl Core {
             self.peers.lock().iter().filter(|(_, peer)| counts(peer)).map(|(&member, _)| member).collect();
         let (lost, others): (Vec<_>, Vec<_>) =
             others.into_iter().partition(|&member| self.is_suspect(member));
+        if self.has_left() {
+            // What it finds is its own, and nobody tells it what became of the rest.
+            return Listing { names: here, unanswered: lost.into_iter().chain(others).collect() };
+        }
         let body = List { directory, after, max: u32::try_from(max).unwrap_or(u32::MAX) }.encode();
         let mut asked = tokio::task::JoinSet::new();
         for &member in &others {

@@ -53,8 +53,8 @@ pub use fetching::{Arrival, Fetch, Fetched, Whole};
 pub use member::{ClusterId, Member, ProtocolRange, View};
 pub use node::{Cluster, Published, Wanted};
 pub use object::{
-    Copy, DirectoryFacts, Facts, FileFacts, Found, Holder, Holding, Keeping, Lent, LentBytes, ListedName,
-    Listing, Medium, REPLICAS_MAX, Stamp, Unkept, Unlent,
+    Copy, DirectoryFacts, Facts, FileFacts, Found, Holder, Holding, Lent, LentBytes, ListedName, Listing,
+    Medium, REPLICAS_MAX, Stamp, Unkept, Unlent,
 };
 pub use publishing::PublishGuard;
 pub(crate) use removals_file::keep_untold;

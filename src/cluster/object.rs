@@ -179,15 +179,6 @@ impl fmt::Debug for Lent {
     }
 }
 
-/// How a member came to keep what another wants it to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keeping {
-    /// It did before.
-    Already,
-    /// It does from now on, and so many bytes had to come; none of what it had as a copy to let go of at any time.
-    Now(ByteCount),
-}
-
 /// Why something is not kept for another member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unkept {
@@ -259,6 +250,9 @@ pub trait Holder: Send + Sync + fmt::Debug {
     /// When the future resolves nobody here finds it by name; who has it open keeps its bytes.
     fn withdraw(&self, path: Vec<u8>, through: Stamp) -> BoxFuture<'static, ()>;
 
+    /// Who serves its shard knows by now of the directory at `path` that is here.
+    fn was_announced(&self, path: &[u8]);
+
     /// Names that were absent stand for something now: absence must not be answered from memory any more when this
     /// returns.
     fn appeared(&self, paths: &[Vec<u8>]);
@@ -268,7 +262,8 @@ pub trait Holder: Send + Sync + fmt::Debug {
     fn inherit(&self, keys: &[KeyId]) -> Vec<(Vec<u8>, Stamp, Medium)>;
 
     /// Fetches `stamp` of what is at `path`, which `from` holds, and keeps it as what was written here; of a directory,
-    /// takes note. `replicas` members are to hold it, and those of what has the same `head` are to be the same.
+    /// takes note. `replicas` members are to hold it, and those of what has the same `head` are to be the same. Returns
+    /// how many bytes of it had to come.
     fn keep(
         &self,
         path: Vec<u8>,
@@ -276,7 +271,7 @@ pub trait Holder: Send + Sync + fmt::Debug {
         replicas: u8,
         head: KeyId,
         from: MemberId,
-    ) -> BoxFuture<'static, Result<Keeping, Unkept>>;
+    ) -> BoxFuture<'static, Result<ByteCount, Unkept>>;
 
     /// Whether this member has a copy of that version.
     fn holds(&self, path: &[u8], stamp: Stamp) -> bool;

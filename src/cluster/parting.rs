@@ -9,19 +9,23 @@
 //! Limits: [`NOTED_MAX`] publishes are noted; after more than that all that is held is walked through again.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use tidefs_engine::types::MemberId;
 use tokio::sync::Notify;
 use tokio::time::timeout_at;
 
+use super::copying::Wish;
 use super::core::Core;
 use super::error::ClusterError;
-use super::object::{Facts, Holding, Medium, Stamp};
+use super::object::{Copy, Facts, Found, Holding, Medium, Stamp};
 use super::shards::KeyId;
 
 /// Publishes that are noted for one more look.
 const NOTED_MAX: usize = 4096;
+/// Between two looks whether the catalog names who holds a copy.
+const NAMING: Duration = Duration::from_millis(5);
 
 /// Publishes of this member, as far as its leaving has to know of them.
 #[derive(Debug, Default)]
@@ -63,6 +67,11 @@ impl Parting {
         let mut state = self.state.lock();
         let noted = std::mem::take(&mut state.noted);
         (!std::mem::take(&mut state.has_missed)).then_some(noted)
+    }
+
+    /// Whether much more than this cannot be noted.
+    pub(super) fn is_filling(&self) -> bool {
+        self.state.lock().noted.len() >= NOTED_MAX / 2
     }
 
     /// Nothing more is published until the answer is dropped.
@@ -166,6 +175,29 @@ impl Core {
             under_way.published = Some(Holding { path, stamp: *stamp, facts, medium: Medium::Memory });
         }
         published
+    }
+
+    /// Waits until the catalog names `holders`, or something else stands there: it forgets the copy of a member that leaves, and
+    /// with the last copy that it knows of what stands under the name.
+    pub(super) async fn are_named(self: &Arc<Self>, wish: &Wish, holders: &[MemberId]) -> bool {
+        let deadline = self.within(self.config.timings.keep);
+        loop {
+            match self.find(vec![wish.path.clone()], deadline).await.pop() {
+                Some(Found::Present { stamp, copies, .. }) if stamp == wish.stamp => {
+                    let is_named =
+                        |holder: &MemberId| copies.iter().any(|copy: &Copy| copy.member == *holder);
+                    if holders.iter().all(is_named) {
+                        return true;
+                    }
+                }
+                Some(Found::Present { .. } | Found::Absent { .. }) => return true,
+                Some(Found::Unknown) | None => {}
+            }
+            if self.until(deadline).is_zero() {
+                return false;
+            }
+            tokio::time::sleep(NAMING).await;
+        }
     }
 }
 

@@ -179,10 +179,14 @@ impl Peer {
         self.link == Link::Up && !self.is_slow
     }
 
+    /// Whether it is there, and of what was decided here it misses at most what it is just being told.
+    pub(super) fn owes_nothing(&self) -> bool {
+        self.is_there() && self.debts.is_empty()
+    }
+
     /// Whether it is there, and knows all that this member decided and it is to know, too.
     pub(super) fn has_heard_all(&self) -> bool {
-        let is_told = self.debts.is_empty() && self.dirty.is_idle() && self.paying.available_permits() > 0;
-        self.is_there() && is_told
+        self.owes_nothing() && self.dirty.is_idle() && self.paying.available_permits() > 0
     }
 
     /// Whether it is not to be waited for.

@@ -174,17 +174,15 @@ impl Holder for Memory {
         replicas: u8,
         _head: KeyId,
         from: MemberId,
-    ) -> BoxFuture<'static, Result<Keeping, Unkept>> {
+    ) -> BoxFuture<'static, Result<ByteCount, Unkept>> {
         let (cluster, asked_at) = {
             let mut state = self.state.lock();
             if let Some(object) = state.objects.get_mut(&path).filter(|object| object.stamp == stamp) {
-                let was_soft = std::mem::replace(&mut object.is_soft, false);
-                object.replicas = replicas;
+                (object.is_soft, object.replicas) = (false, replicas);
                 if let Some(cluster) = state.cluster.as_ref() {
                     cluster.hold(&path, stamp, Medium::Memory);
                 }
-                let kept = if was_soft { Keeping::Now(ByteCount::ZERO) } else { Keeping::Already };
-                return Box::pin(std::future::ready(Ok(kept)));
+                return Box::pin(std::future::ready(Ok(ByteCount::ZERO)));
             }
             if state.is_full || state.objects.contains_key(&path) {
                 return Box::pin(std::future::ready(Err(Unkept::NotNow)));
@@ -213,7 +211,7 @@ impl Holder for Memory {
             state.objects.insert(path.clone(), object);
             state.answers.remove(&path);
             cluster.hold(&path, stamp, Medium::Memory);
-            Ok(Keeping::Now(facts.size))
+            Ok(facts.size)
         })
     }
 
@@ -228,12 +226,13 @@ impl Holder for Memory {
     fn hottest(&self) -> (Vec<u64>, ByteCount) {
         let state = self.state.lock();
         let bytes = state.objects.values().map(|object| object.bytes.len() as u64).sum();
-        ((0..state.objects.len() as u64).collect(), ByteCount(bytes))
+        (state.objects.keys().map(|path| xxh3_64(path)).collect(), ByteCount(bytes))
     }
 
     fn holding_at(&self, place: u64) -> Option<Holding> {
         let state = self.state.lock();
-        let path = state.objects.keys().nth(usize::try_from(place).unwrap())?;
+        // Where it lies stays the same while others come and go.
+        let path = state.objects.keys().find(|path| xxh3_64(path) == place)?;
         state.holding(path).filter(|holding| holding.medium.is_hard())
     }
 
@@ -259,6 +258,8 @@ impl Holder for Memory {
         }
         inherited
     }
+
+    fn was_announced(&self, _path: &[u8]) {}
 
     fn appeared(&self, paths: &[Vec<u8>]) {
         let mut state = self.state.lock();

@@ -9,7 +9,7 @@
 //! that is held, and name nobody who is gone; nobody owes anybody anything; of what is held one copy is one to rely on, and
 //! not one that leaves first; what is to be held twice is, unless a copy was let go of; nobody decides for one that is there.
 //!
-//! 40 seeds, or 1,000 when CI=true; `TIDEFS_SIMULATION_SEEDS` says how many, `TIDEFS_SIMULATION_SEED` which one.
+//! 40 seeds, or 500 when CI=true; `TIDEFS_SIMULATION_SEEDS` says how many, `TIDEFS_SIMULATION_SEED` which one.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -393,7 +393,7 @@ pub(super) fn from_environment(name: &str) -> Option<u64> {
 
 #[test]
 fn no_seed_brings_back_what_was_removed_or_forgets_who_was_answered() {
-    let default = if std::env::var_os("CI").is_some() { 1000 } else { 40 };
+    let default = if std::env::var_os("CI").is_some() { 500 } else { 40 };
     let seeds = match from_environment("TIDEFS_SIMULATION_SEED") {
         Some(seed) => seed..seed + 1,
         None => 0..from_environment("TIDEFS_SIMULATION_SEEDS").unwrap_or(default),

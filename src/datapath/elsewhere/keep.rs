@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 use super::super::{Datapath, Object, Phase, Place, State};
 use super::stamp_of;
 use crate::cluster::shards::KeyId;
-use crate::cluster::{Copy, Facts, Holding, Keeping, Medium, REPLICAS_MAX, Stamp, Unkept, Wish};
+use crate::cluster::{Copy, Facts, Holding, Medium, REPLICAS_MAX, Stamp, Unkept, Wish};
 use crate::namespace::{Ino, Name, Slot};
 
 /// How many copies there are of what says nothing else.
@@ -105,7 +105,7 @@ impl Datapath {
         stamp: Stamp,
         (replicas, head): (u8, KeyId),
         from: MemberId,
-    ) -> Result<Keeping, Unkept> {
+    ) -> Result<ByteCount, Unkept> {
         let mut parts: Vec<&[u8]> = path.split(|byte| *byte == b'/').collect();
         let name = parts.pop().ok_or(Unkept::Gone)?;
         let mut parent = Ino::ROOT;
@@ -145,14 +145,14 @@ impl Datapath {
         stamp: Stamp,
         (replicas, head): (u8, KeyId),
         from: MemberId,
-    ) -> Result<Keeping, Unkept> {
+    ) -> Result<ByteCount, Unkept> {
         let side = self.cluster.get().ok_or(Unkept::NotNow)?;
         let was_here = {
             let mut state = self.lock();
             let slot = state.tree.by_ino(ino).ok_or(Unkept::Gone)?;
             if state.tree.directory(slot).is_some() {
                 state.hold_directory(slot);
-                return Ok(Keeping::Already);
+                return Ok(ByteCount::ZERO);
             }
             let object = state.object(slot).filter(|object| object.phase == Phase::Sealed);
             let object = object.ok_or(Unkept::NotNow)?;
@@ -193,8 +193,8 @@ impl Datapath {
             Medium::Ssd
         };
         side.cluster.hold(&state.tree.path(slot), stamp, medium);
-        let came = state.object(slot).filter(|_| !was_here).map(|object| object.size).unwrap_or_default();
-        Ok(if was_here && !was_soft { Keeping::Already } else { Keeping::Now(came) })
+        let came = state.object(slot).filter(|_| !was_here);
+        Ok(came.map(|object| object.size).unwrap_or_default())
     }
 
     /// Takes an object of other members that nobody here asked for out of the tree again.

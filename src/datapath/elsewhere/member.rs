@@ -13,9 +13,7 @@ use super::super::{Caller, Datapath, Error, HandleId, IoPath, Marks, Object, Ope
 use super::stamp_of;
 use crate::cluster::coordinator::Namespaces;
 use crate::cluster::shards::{KeyId, Shard};
-use crate::cluster::{
-    Facts, Holder, Holding, Keeping, Lent, LentBytes, ListedName, Medium, Stamp, Unkept, Unlent,
-};
+use crate::cluster::{Facts, Holder, Holding, Lent, LentBytes, ListedName, Medium, Stamp, Unkept, Unlent};
 use crate::namespace::{Cookie, Slot, ThreadId};
 use crate::tier::eviction::Departure;
 use crate::tier::memory::checksum_bytes;
@@ -107,6 +105,14 @@ impl Holder for MemberSide {
         slot.and_then(|slot| state.holding(slot)).is_some_and(|holding| holding.stamp == stamp)
     }
 
+    fn was_announced(&self, path: &[u8]) {
+        let Some(datapath) = self.datapath.upgrade() else { return };
+        let mut state = datapath.lock();
+        if let Some(slot) = state.tree.by_path(path).filter(|&slot| state.tree.directory(slot).is_some()) {
+            state.clear_untold(slot);
+        }
+    }
+
     fn appeared(&self, paths: &[Vec<u8>]) {
         let Some(datapath) = self.datapath.upgrade() else { return };
         {
@@ -125,7 +131,7 @@ impl Holder for MemberSide {
         replicas: u8,
         head: KeyId,
         from: MemberId,
-    ) -> BoxFuture<'static, Result<Keeping, Unkept>> {
+    ) -> BoxFuture<'static, Result<ByteCount, Unkept>> {
         let (datapath, runtime) = (self.datapath.upgrade(), self.runtime.clone());
         Box::pin(async move {
             let datapath = datapath.ok_or(Unkept::NotNow)?;

@@ -16,11 +16,9 @@ impl Owner {
         keys
     }
 
-    /// What was removed in some shards, or stood before a version of which the last copy went: through which version, and when.
+    /// What was removed in some shards: through which version, and when. Ends of last copies are not among it.
     pub fn removals(&self, is_wanted: impl Fn(Shard) -> bool) -> Vec<(KeyId, Stamp, Duration)> {
-        let before = |(key, last, at): (KeyId, Stamp, Duration)| (key, Stamp(last.0.saturating_sub(1)), at);
-        let ended = self.table.ends().iter().map(before);
-        self.table.tombstones().iter().chain(ended).filter(|(key, ..)| is_wanted(key.shard())).collect()
+        self.table.tombstones().iter().filter(|(key, ..)| is_wanted(key.shard())).collect()
     }
 
     /// An earlier start of this member knew that `key` was removed. From now on that is remembered anew.

@@ -116,14 +116,8 @@ fn lendings() -> [(&'static str, Lending); 3] {
     ]
 }
 
-fn kept() -> [(&'static str, Kept); 5] {
-    [
-        ("done", Kept::Done),
-        ("gone", Kept::Gone),
-        ("not-now", Kept::NotNow),
-        ("leaving", Kept::Leaving),
-        ("already", Kept::Already),
-    ]
+fn kept() -> [(&'static str, Kept); 4] {
+    [("done", Kept::Done), ("gone", Kept::Gone), ("not-now", Kept::NotNow), ("leaving", Kept::Leaving)]
 }
 
 fn orders() -> [(&'static str, DrainOrder); 3] {

@@ -49,8 +49,6 @@ pub enum Kept {
     NotNow,
     /// This member leaves.
     Leaving,
-    /// It was kept here before.
-    Already,
 }
 
 /// What is wanted of a member that is to leave.

@@ -146,6 +146,7 @@ async fn a_member_whose_link_is_lost_stays_until_its_lease_is_over() {
 #[tokio::test]
 async fn a_lease_runs_from_the_last_of_several_losses() {
     let (_directory, settings) = place();
+    let settings = HostedSettings { lease: Duration::from_secs(4), ..settings };
     let (keeper, follower) = (handle(&settings), handle(&settings));
     join(&*follower, 2).await;
     // All that were registered are lost at first.
