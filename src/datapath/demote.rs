@@ -86,6 +86,9 @@ impl Datapath {
     fn copy_coldest(&self) -> bool {
         let Some(ssd) = self.ssd.get() else { return true };
         let longest = ssd.longest();
+        if longest == ByteCount::ZERO {
+            return false;
+        }
         let mut chosen = Vec::new();
         {
             let mut state = self.lock();

@@ -320,7 +320,8 @@ fn a_slot_file_that_takes_the_place_of_an_object_leaves_nothing_of_it_on_any_hos
     let [a, b] = [0, 1].map(|index| hosts.mounts[index].join("whole-0/key"));
     publish(&a, &object(1, 50_000));
     assert_eq!(fs::read(&b).expect("it is there"), object(1, 50_000));
-    let slots = File::options().write(true).truncate(true).open(&a).expect("open");
+    // Who opens it to read, too, is served by the daemon, which can move it to disk.
+    let slots = File::options().read(true).write(true).truncate(true).open(&a).expect("open");
     slots.set_len(16 << 20).expect("as long as a slot file");
     drop(slots);
     assert!(wait::until(wait::HANG, || !b.exists()), "the other host finds the object");

@@ -40,11 +40,11 @@ fn a_copy_that_leaves_a_host_which_is_no_member_yet_counts_as_one_no_more() {
 }
 
 #[test]
-fn a_copy_that_is_written_in_place_counts_as_one_no_more() {
+fn a_copy_that_is_written_counts_as_one_no_more() {
     let mut logic = host();
-    let before = logic.datapath().telemetry().unseals.get();
+    let before = logic.datapath().telemetry().copy_ups.get();
     let writer = logic.open(0, "k", Open { write: true, ..Open::default() }).expect("open");
-    assert_eq!(logic.datapath().telemetry().unseals.get(), before + 1);
+    assert_eq!(logic.datapath().telemetry().copy_ups.get(), before + 1);
     logic.close(0, writer);
     assert_eq!(soft(&logic), (0, 0));
     assert!(logic.stat(WATCHER, "k").is_ok());
