@@ -6,7 +6,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{FallocateFlags, fallocate};
-use nix::sys::stat::{Mode as Permissions, SFlag, mknod};
 use nix::sys::statvfs::statvfs;
 
 use crate::common::modes::in_both_modes;
@@ -37,15 +36,13 @@ fn changing_a_slot_file_keeps_nobody_waiting_for_its_disk(mode: Mode) {
     let others: Vec<File> = (0..16).map(|index| create(&kv.join(format!("other{index}")))).collect();
 
     let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-    let permissions = Permissions::from_bits_retain(0o600);
-    let changes: [(&str, &(dyn Fn() + Sync)); 7] = [
+    let changes: [(&str, &(dyn Fn() + Sync)); 6] = [
         ("punching a hole", &|| fallocate(&file, punch, 0, 6 << 20).expect("fallocate")),
         ("ftruncate", &|| file.set_len(4096).expect("ftruncate")),
         ("becoming one by a write", &|| grown.write_all_at(&[1; 4096], (4 << 20) - 4096).expect("pwrite")),
         ("becoming one by ftruncate", &|| late.set_len(4 << 20).expect("ftruncate")),
         ("becoming one by unlink", &|| fs::remove_file(kv.join("unlinked")).expect("unlink")),
         ("being created", &|| drop(create(&below.join("created")))),
-        ("mknod", &|| mknod(&below.join("made"), SFlag::S_IFREG, permissions, 0).expect("mknod")),
     ];
     for (what, change) in changes {
         disk.stand_still();
