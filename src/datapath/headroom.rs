@@ -15,8 +15,8 @@ use crate::tier::memory::MemoryUsage;
 
 /// How often free room is looked at least while passthrough writers are open and little is free.
 const WATCH_INTERVAL: Duration = Duration::from_micros(500);
-/// Bytes a second that one writer is taken to write: twice what a processor copies into new pages.
-const WRITE_RATE: u64 = 12 << 30;
+/// Bytes a second that one writer is taken to write: twice what a processor was seen to copy into pages that had just become free.
+const WRITE_RATE: u64 = 28 << 30;
 /// How long the keeper pauses at most on the strength of that: several threads may write by one handle.
 const WATCH_INTERVAL_FEW: Duration = Duration::from_millis(2);
 /// Bytes a second that all writers together are taken to write at most: the memory of a large machine.
