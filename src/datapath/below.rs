@@ -275,7 +275,7 @@ impl Datapath {
             }
             Some(match state.obstacle(slot, force) {
                 Some(obstacle) => Judged::Stays(state.tree.ino(slot), path, obstacle),
-                None => Judged::Gone(self.evict_object(state, slot, now_ns, Ending::EvictedByOperator)),
+                None => Judged::Gone(state.evict_object(slot, now_ns, Ending::EvictedByOperator)),
             })
         };
         let mut so_far = EvictionProgress { total: self.objects_below(path), ..EvictionProgress::default() };

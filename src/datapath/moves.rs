@@ -27,7 +27,8 @@ struct Use {
 pub(super) struct Moves {
     /// Guards which files are used so; held for moments.
     files: Mutex<HashMap<Slot, Use>>,
-    /// How many somebody has alone, or waits to have so: mostly none, which costs a look. Changes under the lock above.
+    /// How many somebody has alone, or waits to have so: mostly none, which costs a look. Raised under the lock above, and lowered
+    /// when those who waited for it have been told.
     alone: AtomicUsize,
     /// Signalled when the last use of a file ends, or somebody has it alone no more.
     ended: Condvar,

@@ -200,7 +200,7 @@ impl Datapath {
                 return Leaving::Lent(Box::new(lent));
             }
         }
-        Leaving::Gone(self.evict_object(state, victim, self.now_ns(), ending))
+        Leaving::Gone(state.evict_object(victim, self.now_ns(), ending))
     }
 
     /// Whether the object's record on SSD is as it is in memory. Until one that was sent because attributes changed has ended its

@@ -247,7 +247,7 @@ impl Datapath {
                         Some(ending @ (Ending::EvictedByOperator | Ending::EvictedForQuota)) => ending,
                         _ => Ending::NotStored(refused),
                     };
-                    self.evict_object(&mut state, slot, self.now_ns(), ending)
+                    state.evict_object(slot, self.now_ns(), ending)
                 }
                 (false, _) => return,
             }

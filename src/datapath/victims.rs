@@ -8,7 +8,7 @@ use tidefs_engine::types::ByteCount;
 use super::burial::Doomed;
 use super::domains::DomainId;
 use super::history::Ending;
-use super::{Datapath, Object, State};
+use super::{Object, State};
 use crate::namespace::Slot;
 use crate::tier::eviction::Departure;
 
@@ -151,19 +151,11 @@ impl State {
             folder.evicted += 1;
         }
     }
-}
 
-impl Datapath {
-    /// Its record goes with its bytes, a moment after the lock: writers wait for those, and a call for each record before that
-    /// would be too much. A daemon that is killed in that moment may bring it back under a name that was written and removed since.
-    pub(super) fn evict_object(
-        &self,
-        state: &mut State,
-        victim: Slot,
-        now_ns: i64,
-        ending: Ending,
-    ) -> Doomed {
-        state.count_eviction(victim);
-        state.remove_object(victim, Departure::Evicted, Some((now_ns, ending)))
+    /// Its record goes with its bytes, a moment after the lock, which writers wait for. A daemon that is killed in that moment may
+    /// bring it back under a name that was written and removed since.
+    pub(super) fn evict_object(&mut self, victim: Slot, now_ns: i64, ending: Ending) -> Doomed {
+        self.count_eviction(victim);
+        self.remove_object(victim, Departure::Evicted, Some((now_ns, ending)))
     }
 }

@@ -89,6 +89,15 @@ fn the_top_level_holds_what_it_should() {
 }
 
 #[test]
+fn nothing_is_left_of_a_merge() {
+    let is_left = |path: &String| [".orig", ".rej"].iter().any(|end| path.ends_with(end));
+    let left = tree::paths().into_iter().filter(is_left);
+    let problems: Vec<Problem> =
+        left.map(|path| Problem::new(&path, 0, "is what a merge left behind: remove it")).collect();
+    expect_tidy("nothing is left of a merge", &problems);
+}
+
+#[test]
 fn files_are_short() {
     let code = tree::files(|path| [".rs", ".sh", ".py"].iter().any(|end| path.ends_with(end)));
     let mut problems: Vec<Problem> = code.iter().filter_map(|file| check_length(file, LONG_FILES)).collect();

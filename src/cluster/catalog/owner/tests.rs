@@ -391,19 +391,23 @@ fn a_directory_that_only_lost_members_knew_is_there_again_with_the_first_that_co
     assert!(stamp(&owner, &path).is_some());
 }
 
+/// What the other owner says when the last copy of a version that it knows is gone, and who is away from it.
+fn ended_at(path: &[u8], stamp: Stamp, away_ms: Vec<(MemberId, u64)>) -> Replicate {
+    Replicate {
+        view: 1,
+        is_decided: false,
+        keys: vec![(KeyId::of(path).0, Known::Gone { stamp })],
+        complete: Vec::new(),
+        horizon_age_ms: None,
+        away_ms,
+    }
+}
+
 #[test]
 fn who_is_told_of_the_end_of_a_last_copy_refuses_earlier_versions_while_somebody_is_away() {
     let told = |away_ms| {
         let (mut owner, path) = owner();
-        let gone = Known::Gone { stamp: Stamp(20) };
-        let word = Replicate {
-            view: 1,
-            is_decided: false,
-            keys: vec![(KeyId::of(&path).0, gone)],
-            complete: Vec::new(),
-            horizon_age_ms: None,
-            away_ms,
-        };
+        let word = ended_at(&path, Stamp(20), away_ms);
         owner.learn(MemberId(2), &word, &word.keys, NOW);
         announce(&mut owner, start(3, 1), &path, Stamp(19), facts_of(19))
     };
@@ -416,15 +420,7 @@ fn what_ended_at_the_other_owner_ends_here_but_for_copies_of_whom_that_one_has_l
     let told = |held, away_ms| {
         let (mut owner, path) = owner();
         publish(&mut owner, start(3, 1), &path, Stamp(held));
-        let gone = Known::Gone { stamp: Stamp(20) };
-        let word = Replicate {
-            view: 1,
-            is_decided: false,
-            keys: vec![(KeyId::of(&path).0, gone)],
-            complete: Vec::new(),
-            horizon_age_ms: None,
-            away_ms,
-        };
+        let word = ended_at(&path, Stamp(20), away_ms);
         let learned = owner.learn(MemberId(2), &word, &word.keys, NOW);
         (holders(&owner, &path), learned.tell, learned.ours_later.len())
     };
