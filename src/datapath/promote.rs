@@ -174,6 +174,7 @@ impl Datapath {
                 promoted.fetched = fetched;
                 Ok(promoted)
             }
+            Err(_) if self.is_back(ino, wanted.version) => Ok(promoted),
             Err(_) if wanted.away.is_some() => Err(Error::NoObject),
             Err(error) => {
                 self.telemetry.ssd_promotion_misses.increment();
@@ -181,6 +182,13 @@ impl Datapath {
                 Err(Error::NoObject)
             }
         }
+    }
+
+    /// Whether another load, one ahead of its use perhaps, brought it meanwhile.
+    fn is_back(&self, ino: Ino, version: Version) -> bool {
+        let state = self.lock();
+        let object = state.tree.by_ino(ino).and_then(|slot| state.object(slot));
+        object.is_some_and(|object| object.version == version && !Self::is_away(&object.place))
     }
 
     /// What is brought back at once may pass a quota that had room for each of it: others leave for the object of `ino`.

@@ -1,6 +1,8 @@
 //! The client library on a mount with disks.
 
 use std::fs;
+use std::sync::Barrier;
+use std::thread;
 
 use nix::mount::{MntFlags, umount2};
 use tidefs_client::{Cache, Pin};
@@ -69,5 +71,34 @@ fn what_is_pinned_on_disk_comes_into_memory_and_stays_pinned_after_a_kill() {
     mount.restart();
     for path in &pinned {
         assert_eq!(get_xattr_text(path, "user.tidefs.pin"), "hard", "{}", path.display());
+    }
+}
+
+#[test]
+fn pins_of_one_object_on_disk_that_come_at_once_all_hold() {
+    let disk = disk();
+    let mount = mount_on(Mode::Passthrough, disk.path(), &[]);
+    let namespace = mount.namespace("kv");
+    for number in 0..8 {
+        let path = namespace.join(format!("wanted{number}"));
+        fs::write(&path, content(number)).expect("write");
+        mount.wait_until_closed([&path]);
+        let evicted = mount.control("POST", "/v1/evict", Some(r#"{"bytes":67108864}"#));
+        assert_eq!(evicted.status, 200, "{}", evicted.text());
+        assert_eq!(tier_of(&path), "ssd", "nothing is to be loaded: {}", evicted.text());
+        let all_are_there = Barrier::new(6);
+        let request = format!(r#"{{"path":"kv/wanted{number}","pin":"soft"}}"#);
+        let pin = || {
+            all_are_there.wait();
+            mount.control("POST", "/v1/pin", Some(&request))
+        };
+        let answers: Vec<_> = thread::scope(|scope| {
+            let pinning: Vec<_> = (0..6).map(|_| scope.spawn(pin)).collect();
+            pinning.into_iter().map(|one| one.join().expect("a thread that pins")).collect()
+        });
+        for answer in &answers {
+            assert_eq!(answer.status, 200, "of load {number}: {}", answer.text());
+        }
+        assert_same(&fs::read(&path).expect("read"), &content(number), "what is pinned");
     }
 }
