@@ -217,13 +217,25 @@ impl Etcd {
     {
         loop {
             let connected = self.connected(what, deadline).await?;
+            let client = connected.client.clone();
             match tokio::time::timeout_at(deadline.into(), call(connected)).await {
                 Ok(Ok(answer)) => return Ok(answer),
                 Ok(Err(error)) if session::is_refusal(&error) => {
                     return Err(CoordinatorError::Refused { what, reason: error.to_string().into() });
                 }
-                // The session notices too; what is asked here may be done twice without harm.
-                Ok(Err(_)) => tokio::time::sleep(session::FIRST_PAUSE).await,
+                Ok(Err(error)) => {
+                    if session::is_token_old(&error) {
+                        // Nothing else of the session fails for that.
+                        let renewed = tokio::time::timeout_at(deadline.into(), client.refresh_token()).await;
+                        if let Ok(Err(error)) = renewed
+                            && session::is_refusal(&error)
+                        {
+                            return Err(CoordinatorError::Refused { what, reason: error.to_string().into() });
+                        }
+                    }
+                    // The session notices what else is wrong, too; what is asked here may be done twice without harm.
+                    tokio::time::sleep(session::FIRST_PAUSE).await;
+                }
                 Err(_) => return Err(self.away(what)),
             }
         }

@@ -22,10 +22,21 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// 4 KiB.
 const PAGE: i64 = 256;
 
+/// Whether users or roles of etcd have changed since it gave out the token of this session, which counts no more: a new one
+/// does.
+///
+/// # Source
+/// etcd, `api/v3rpc/rpctypes/error.go`: `ErrGRPCAuthOldRevision`, which has the code of an invalid argument. Only tokens that
+/// are JWTs are told that.
+pub(super) fn is_token_old(error: &Error) -> bool {
+    matches!(error, Error::GRpcStatus(status) if status.message().contains("revision of auth store is old"))
+}
+
 /// Whether etcd answered, and will answer the same again.
 pub(super) fn is_refusal(error: &Error) -> bool {
     // Codes of gRPC: invalid argument, permission denied, unauthenticated, failed precondition, unimplemented.
     match error {
+        Error::GRpcStatus(_) if is_token_old(error) => false,
         Error::GRpcStatus(status) => matches!(i32::from(status.code()), 3 | 7 | 9 | 12 | 16),
         Error::InvalidArgs(_) | Error::InvalidUri(_) | Error::InvalidMetadataValue(_) => true,
         _ => false,

@@ -15,6 +15,8 @@ pub(super) struct Server {
     process: Child,
     port: u16,
     peer_port: u16,
+    /// What it is told beside where it listens.
+    options: Vec<String>,
     pub(super) data: tempfile::TempDir,
 }
 
@@ -22,7 +24,7 @@ fn free_port() -> u16 {
     TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }
 
-fn spawn(data: &Path, port: u16, peer_port: u16) -> Child {
+fn spawn(data: &Path, port: u16, peer_port: u16, options: &[String]) -> Child {
     let [client, peer] = [port, peer_port].map(|port| format!("http://127.0.0.1:{port}"));
     Command::new("etcd")
         .arg("--data-dir")
@@ -30,6 +32,7 @@ fn spawn(data: &Path, port: u16, peer_port: u16) -> Child {
         .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
         .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
         .args(["--initial-cluster", &format!("default={peer}")])
+        .args(options)
         // As a variable: etcd 3.3 does not know the option, and refuses those that it does not know.
         .env("ETCD_UNSAFE_NO_FSYNC", "true")
         .stdout(Stdio::null())
@@ -40,9 +43,15 @@ fn spawn(data: &Path, port: u16, peer_port: u16) -> Child {
 
 impl Server {
     pub(super) fn start() -> Self {
+        Self::start_with(Vec::new())
+    }
+
+    /// One that is told `options`, too.
+    pub(super) fn start_with(options: Vec<String>) -> Self {
         let data = tempfile::tempdir().unwrap();
         let (port, peer_port) = (free_port(), free_port());
-        Self { process: spawn(data.path(), port, peer_port), port, peer_port, data }
+        let process = spawn(data.path(), port, peer_port, &options);
+        Self { process, port, peer_port, options, data }
     }
 
     pub(super) fn settings(&self, cluster: &str) -> EtcdSettings {
@@ -66,7 +75,7 @@ impl Server {
     }
 
     pub(super) fn start_again(&mut self) {
-        self.process = spawn(self.data.path(), self.port, self.peer_port);
+        self.process = spawn(self.data.path(), self.port, self.peer_port, &self.options);
     }
 }
 

@@ -425,6 +425,32 @@ fn who_lists_and_who_watches_give_a_view_the_same_number() {
 }
 
 #[test]
+fn what_is_asked_after_the_users_of_etcd_were_changed_is_done_with_a_new_token() {
+    let keys = tempfile::tempdir().unwrap();
+    let key = keys.path().join("key");
+    std::fs::write(&key, "a secret of this test").unwrap();
+    let tokens = format!("jwt,priv-key={},sign-method=HS256,ttl=1h", key.display());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let server = Server::start_with(vec!["--auth-token".to_owned(), tokens]);
+        let mut root = server.handle().connected("a test", soon()).await.unwrap().client;
+        root.user_add("root", "a password", None).await.unwrap();
+        root.user_grant_role("root", "root").await.unwrap();
+        root.auth_enable().await.unwrap();
+        let user = Some(EtcdUser { name: "root".to_owned(), password: "a password".to_owned() });
+        // Its session does not end while it is asked, nor is it begun anew.
+        let lasting = EtcdSettings { user, lease: Duration::from_secs(60), ..server.settings("test") };
+        let handle = Etcd::start(lasting, &Handle::current());
+        join(&handle, 1).await;
+        let mut connected = handle.connected("a test", soon()).await.unwrap();
+        connected.client.user_add("another", "a password", None).await.unwrap();
+        handle.change_namespace("kv", sets("quota", "1GiB"), soon()).await.expect("a new token");
+        connected.client.user_delete("another").await.unwrap();
+        handle.remove_namespace("kv", soon()).await.expect("a new token again");
+    });
+}
+
+#[test]
 fn secrets_are_not_shown() {
     let user = EtcdUser { name: "tidefs".to_owned(), password: "hunter2".to_owned() };
     let tls =
