@@ -158,9 +158,21 @@ pub(crate) async fn what_is_agreed_about_a_namespace_reaches_everyone(pair: Pair
     let seen = shows(&mut pair.first.namespaces(), "the new quota", |seen| seen.revision >= third).await;
     assert_eq!(seen.records["kv"].policy["quota"], "2GiB");
     let last = pair.first.remove_namespace("kv", soon()).await.expect("remove");
-    assert_eq!(pair.first.remove_namespace("kv", soon()).await.expect("removing what is gone is fine"), 0);
     let seen = shows(&mut far, "the removal", |seen| seen.revision >= last).await;
     assert!(seen.records.keys().eq(["other"]), "{seen:?}");
+}
+
+pub(crate) async fn who_removes_what_was_just_removed_is_told_the_revision_of_that(pair: Pair) {
+    let nothing = pair.first.remove_namespace("kv", soon()).await.expect("removing what never was is fine");
+    let made = pair.first.change_namespace("kv", sets("quota", "1GiB"), soon()).await.expect("set");
+    let removed = pair.first.remove_namespace("kv", soon()).await.expect("remove");
+    assert!(nothing < made && made < removed, "{nothing}, {made} and {removed}");
+    for again in [&pair.first, &pair.second] {
+        let revision = again.remove_namespace("kv", soon()).await.expect("removing what is gone is fine");
+        assert_eq!(revision, removed, "whoever waits for it hears of the removal");
+    }
+    let heard = shows(&mut pair.second.namespaces(), "the removal", |seen| seen.revision >= removed).await;
+    assert!(heard.records.is_empty(), "{heard:?}");
 }
 
 pub(crate) async fn changes_of_two_members_at_once_are_both_made(pair: Pair) {
@@ -189,6 +201,7 @@ macro_rules! coordinator_facts {
             a_registration_has_a_number_for_as_long_as_it_stands_and_the_next_one_another,
             numbers_of_views_only_grow,
             what_is_agreed_about_a_namespace_reaches_everyone,
+            who_removes_what_was_just_removed_is_told_the_revision_of_that,
             changes_of_two_members_at_once_are_both_made,
         }
     };

@@ -209,7 +209,11 @@ impl Coordinator for Embedded {
     fn remove_namespace(&self, name: &str, _deadline: Instant) -> Asked<'_, u64> {
         let mut agreed = self.shared.agreed.lock();
         let was_there = agreed.namespaces.remove(name).is_some();
-        let revision = if was_there { self.publish_namespaces(&mut agreed) } else { 0 };
+        let revision = if was_there {
+            self.publish_namespaces(&mut agreed)
+        } else {
+            self.shared.namespaces.borrow().revision
+        };
         Box::pin(ready(Ok(revision)))
     }
 

@@ -117,7 +117,8 @@ pub trait Coordinator: fmt::Debug + Send + Sync {
     /// [`CoordinatorError::Away`].
     fn change_namespace(&self, name: &str, change: NamespaceChange, deadline: Instant) -> Asked<'_, u64>;
 
-    /// Forgets a directory. That nothing is agreed on about it is fine, and revision zero.
+    /// Forgets a directory. Returns the revision with which it is so, as [`Coordinator::change_namespace`] does. That nothing
+    /// is agreed on about it is fine: who heard of that revision knows of its removal, if somebody asked for that before.
     ///
     /// # Errors
     /// [`CoordinatorError::Away`].

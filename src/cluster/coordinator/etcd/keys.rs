@@ -47,6 +47,11 @@ impl Keys {
         format!("{}namespaces/{name}", self.prefix)
     }
 
+    /// Changed with each removal of a directory's record, so that its revision is that of the last one.
+    pub(super) fn removed(&self) -> String {
+        format!("{}removed", self.prefix)
+    }
+
     /// What `key` is about; `None` for keys that nobody listens to.
     pub(super) fn about(&self, key: &[u8]) -> Option<About> {
         let rest = std::str::from_utf8(key).ok()?.strip_prefix(&self.prefix)?;
@@ -69,6 +74,7 @@ mod tests {
         assert_eq!(keys.about(keys.namespace("kv").as_bytes()), Some(About::Namespace("kv".to_owned())));
         assert_eq!(keys.about(keys.start(id).as_bytes()), None);
         assert_eq!(keys.about(keys.id().as_bytes()), None);
+        assert_eq!(keys.about(keys.removed().as_bytes()), None);
         assert_eq!(keys.about(b"/tidefs/prod2/members/ab"), None);
         assert_eq!(keys.about(b"/tidefs/prod/members/nonsense"), None);
         assert_eq!(keys.about(b"\xff\xfe"), None);

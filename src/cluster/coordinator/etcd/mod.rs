@@ -1,7 +1,8 @@
 //! The coordinator that many hosts share: etcd, by its v3 interface.
 //!
 //! Below `/tidefs/NAME/` etcd holds `id` (of the cluster, drawn by who comes first), `starts/MEMBER` (the latest start),
-//! `members/MEMBER` (under the lease of the process) and `namespaces/NAME`. Values are JSON, so that `etcdctl` shows them.
+//! `members/MEMBER` (under the lease of the process), `namespaces/NAME`, and `removed` (the last of those that was). Values
+//! are JSON, so that `etcdctl` shows them.
 //!
 //! One task (`session`) talks to etcd: it lists, watches and keeps the lease alive. When etcd goes away it tries again
 //! with growing pauses; what was heard last stands meanwhile. A lease that ran out in the meantime is replaced, and the
@@ -312,17 +313,11 @@ impl Coordinator for Etcd {
     }
 
     fn remove_namespace(&self, name: &str, deadline: Instant) -> Asked<'_, u64> {
-        let key = self.shared.keys.namespace(name);
+        let (key, removed) = (self.shared.keys.namespace(name), self.shared.keys.removed());
+        let name = name.to_owned();
         Box::pin(async move {
-            self.call("removing a namespace", deadline, |mut connected| {
-                let key = key.clone();
-                async move {
-                    let deleted = connected.client.delete(key, None).await?;
-                    let revision = deleted.header().map_or(0, |header| header.revision());
-                    Ok(if deleted.deleted() > 0 { u64::try_from(revision).unwrap_or(0) } else { 0 })
-                }
-            })
-            .await
+            let remove = |connected| remove_record(connected, key.clone(), (removed.clone(), &name));
+            self.call("removing a namespace", deadline, remove).await
         })
     }
 
@@ -374,6 +369,31 @@ async fn change_record(
             return Ok(u64::try_from(revision).unwrap_or(0));
         }
     }
+}
+
+/// Removes the record under `key`, and notes its name under `removed`. Returns the revision with which it is so: where there is no
+/// such record, that of the last removal of any, as it may be this one, asked for once more.
+async fn remove_record(
+    mut connected: Connected,
+    key: String,
+    (removed, name): (String, &str),
+) -> Result<u64, etcd_client::Error> {
+    let is_there = Compare::create_revision(key.as_str(), CompareOp::Greater, 0);
+    let name =
+        serde_json::to_vec(name).map_err(|error| etcd_client::Error::InvalidArgs(error.to_string()))?;
+    let remove = [TxnOp::delete(key.as_str(), None), TxnOp::put(removed.as_str(), name, None)];
+    let look = [TxnOp::get(removed.as_str(), None)];
+    let outcome = connected.client.txn(Txn::new().when([is_there]).and_then(remove).or_else(look)).await?;
+    let revision = if outcome.succeeded() {
+        outcome.header().map_or(0, |header| header.revision())
+    } else {
+        let last = outcome.op_responses().into_iter().find_map(|response| match response {
+            TxnOpResponse::Get(found) => Some(found.kvs().first()?.mod_revision()),
+            _ => None,
+        });
+        last.unwrap_or(0)
+    };
+    Ok(u64::try_from(revision).unwrap_or(0))
 }
 
 /// The id of the cluster: what is there, or `drawn` if nothing is.
