@@ -33,6 +33,8 @@ use super::status::{ClusterStatus, Counters};
 
 /// How often a member looks whether it is announced.
 const SETTLE_PAUSE: Duration = Duration::from_millis(2);
+/// How long who was not let in waits for a coordinator that answers to hear that it is not to be let in any more.
+const TAKEN_BACK_WITHIN: Duration = Duration::from_millis(500);
 
 /// This daemon as a member. Cheap to clone; all clones are one member.
 #[derive(Clone, Debug)]
@@ -128,6 +130,7 @@ impl Cluster {
         let member = core.registration.get_or_init(|| member).clone();
         core.recall_removals();
         if let Err(error) = core.coordinator.register(member, deadline).await {
+            take_back_registration(&core).await;
             core.close().await;
             return Err(error.into());
         }
@@ -415,5 +418,15 @@ impl Cluster {
     pub async fn close(&self) {
         let core = Arc::clone(&self.core);
         self.run(async move { core.close().await }).await;
+    }
+}
+
+/// Has the coordinator not register a start that it was asked in vain to let in: one that is away would do so as soon as it
+/// is back, when nobody is there any more.
+async fn take_back_registration(core: &Core) {
+    let is_reached = matches!(core.coordinator.reachability(), Reachability::Reached);
+    let patience = if is_reached { TAKEN_BACK_WITHIN } else { Duration::ZERO };
+    if let Err(error) = core.coordinator.leave(core.within(patience)).await {
+        tracing::debug!(%error, "a start that was not let in is taken back when the coordinator answers");
     }
 }

@@ -1,15 +1,19 @@
 //! The last step of a drain, over real sockets: the member leaves with nothing that only it holds, or it stays.
 
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tokio::runtime::Handle;
+
+use super::deaf::Deaf;
 use super::members::{
     config, in_a_cluster_of, name_served, runtime, settled, soon, start, start_with, until, wall,
 };
-use super::memory::Object;
+use super::memory::{Memory, Object};
 use super::unregistered::three;
 use crate::cluster::coordinator::Coordinator;
 use crate::cluster::coordinator::embedded::Embedded;
-use crate::cluster::{ClusterConfig, ClusterId, DrainOrder, DrainPhase};
+use crate::cluster::{Cluster, ClusterConfig, ClusterId, DrainOrder, DrainPhase, Holder};
 
 /// For as long a drain is given to come to the point where it waits.
 const MOMENT: Duration = Duration::from_secs(1);
@@ -145,4 +149,20 @@ fn a_drain_that_ends_late_while_the_coordinator_is_away_leaves_the_member_regist
 #[test]
 fn a_drain_that_is_stopped_while_the_coordinator_is_away_leaves_the_member_registered() {
     stays_though_it_asked_to_leave(None);
+}
+
+#[test]
+fn a_start_that_was_not_let_in_is_not_registered_when_the_coordinator_is_back() {
+    runtime().block_on(async {
+        let coordinator = Embedded::new(ClusterId(7));
+        let away = Deaf::new(coordinator.another());
+        away.go_away();
+        let memory = Arc::new(Memory::default());
+        let holder: Weak<dyn Holder> = Arc::<Memory>::downgrade(&memory);
+        let asked = Arc::clone(&away) as Arc<dyn Coordinator>;
+        Cluster::start(config(1), Handle::current(), asked, holder).await.unwrap_err();
+        away.come_back(soon()).await;
+        let view = coordinator.views().borrow().clone();
+        assert!(view.members().is_empty(), "nobody is there: {view:?}");
+    });
 }
