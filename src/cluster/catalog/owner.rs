@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use tidefs_engine::types::{MemberId, PeerId};
 
-use left::Left;
+use left::{Left, OwnLeft};
 use passed::Passed;
 
 use super::entry::{Entry, Slot};
@@ -98,6 +98,8 @@ pub struct Owner {
     incomplete: BTreeMap<Shard, BTreeSet<KeyId>>,
     /// What members said meanwhile that they hold no more.
     left: Left,
+    /// What this member itself let go of.
+    own_left: OwnLeft,
     /// Who has still to announce what it holds.
     awaited: BTreeSet<MemberId>,
     /// From which view on.
@@ -133,6 +135,7 @@ impl Owner {
             slots: Slots::default(),
             incomplete: BTreeMap::new(),
             left: Left::default(),
+            own_left: OwnLeft::default(),
             awaited: BTreeSet::new(),
             awaited_view: 0,
             announced: BTreeMap::new(),
@@ -244,6 +247,9 @@ impl Owner {
             return Effects::only(Outcome::Done { stamp: Stamp(0) });
         };
         let key = KeyId::of(path);
+        if from.member == self.me {
+            self.note_own(key, change);
+        }
         let role = self.role(key.shard());
         // What a member holds is taken from it by both owners, whoever decides.
         let is_announcement = matches!(change, Change::Announce { .. } | Change::LetGo { .. });

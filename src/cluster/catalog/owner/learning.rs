@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tidefs_engine::types::MemberId;
 
-use super::super::entry::Entry;
+use super::super::entry::{Entry, Slot};
 use super::super::table::{Adopted, State};
 use super::super::wire::{Known, Replicate, Revocation};
 use super::{Learned, Owner, Role};
@@ -61,7 +61,7 @@ impl Owner {
                     for Copy { member, medium } in copies {
                         // Who said here that it has none has none, whatever another heard before.
                         if let Some(slot) = self.slots.hear_of(*member, word.view)
-                            && (is_decided || !self.left.contains(key, slot, *stamp))
+                            && (is_decided || !self.has_left(key, (*member, slot), *stamp))
                         {
                             entry.copies.put(slot, *medium);
                         }
@@ -94,6 +94,11 @@ impl Owner {
             }
         }
         learned
+    }
+
+    /// Whether that member has said here that it let go of that version, and not since that it has one.
+    fn has_left(&self, key: KeyId, (member, slot): (MemberId, Slot), stamp: Stamp) -> bool {
+        self.left.contains(key, slot, stamp) || (member == self.me && self.has_own_left(key, stamp))
     }
 
     /// Who holds a version that stands, as far as is known here.

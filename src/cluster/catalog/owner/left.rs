@@ -1,13 +1,19 @@
-//! Copies that members let go of while their shard is handed over: who hands it over may not have heard of that, and would name
-//! them again.
+//! Copies that members let go of while their shard is handed over: who hands it over may not have heard of that, and would
+//! name them again. And those that this member itself let go of where it decides: the other owner, from which it was parted,
+//! may not have heard of that either.
 //!
 //! Invariants
 //! - Who says once more that it has a copy has it.
-//! - Bounded: beyond [`LEFT_MAX`] the oldest is forgotten, and may be named until somebody asks for it.
+//! - Bounded: beyond [`LEFT_MAX`] of each kind the oldest is forgotten, and may be named until somebody asks for it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use hashbrown::HashMap;
+
 use super::super::entry::Slot;
+use super::super::table::KeyHash;
+use super::Owner;
+use crate::cluster::catalog::wire::Change;
 use crate::cluster::object::Stamp;
 use crate::cluster::shards::{KeyId, Shard};
 
@@ -71,6 +77,57 @@ impl Left {
     }
 }
 
+/// What this member let go of where it decides, by the map that counts. All that it holds there it tells this catalog
+/// first.
+#[derive(Debug, Default)]
+pub(super) struct OwnLeft {
+    /// Through which version each was let go of.
+    copies: HashMap<KeyId, Stamp, KeyHash>,
+    /// The same in the order in which they went, with some that came back since.
+    order: VecDeque<KeyId>,
+}
+
+impl OwnLeft {
+    fn note(&mut self, key: KeyId, stamp: Stamp) {
+        self.order.push_back(key);
+        let through = self.copies.entry(key).or_default();
+        *through = stamp.max(*through);
+        while self.order.len() > LEFT_MAX {
+            if let Some(oldest) = self.order.pop_front() {
+                self.copies.remove(&oldest);
+            }
+        }
+    }
+
+    /// Who decides is another one, or is told by others now.
+    pub(super) fn forget_all(&mut self) {
+        self.copies.clear();
+        self.order.clear();
+    }
+}
+
+impl Owner {
+    /// Takes note of what this member itself says that it holds, or does not hold any more, whoever decides about it.
+    pub(super) fn note_own(&mut self, key: KeyId, change: &Change) {
+        match change {
+            Change::LetGo { stamp, .. }
+                if self.map.owners(key.shard()).is_some_and(|owners| owners.primary == self.me) =>
+            {
+                self.own_left.note(key, *stamp);
+            }
+            Change::Publish { .. } | Change::Announce { .. } | Change::Hold { .. } => {
+                self.own_left.copies.remove(&key);
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether this member has let go of that version, and has not said since that it has one.
+    pub(super) fn has_own_left(&self, key: KeyId, stamp: Stamp) -> bool {
+        self.own_left.copies.get(&key).is_some_and(|&through| stamp <= through)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,5 +167,18 @@ mod tests {
         };
         assert!(!is_there(0) && is_there(1) && is_there(LEFT_MAX));
         assert_eq!((left.copies.len(), left.order.len()), (LEFT_MAX, LEFT_MAX));
+    }
+
+    #[test]
+    fn what_is_remembered_of_own_copies_is_bounded() {
+        let mut left = OwnLeft::default();
+        for number in 0..=LEFT_MAX {
+            left.note(copy(number).0, Stamp(5));
+        }
+        let is_there = |number| left.copies.contains_key(&copy(number).0);
+        assert!(!is_there(0) && is_there(1) && is_there(LEFT_MAX));
+        assert_eq!(left.order.len(), LEFT_MAX);
+        left.forget_all();
+        assert!(left.copies.is_empty() && left.order.is_empty());
     }
 }

@@ -28,6 +28,7 @@ impl Owner {
             self.left.begin(shard);
         }
         self.slots.set_view(map.view);
+        self.own_left.forget_all();
         self.map = map;
         self.check_awaited();
     }

@@ -75,6 +75,7 @@ impl Owner {
     /// Whether the coordinator has lost this member, so that it serves nothing.
     pub fn set_out(&mut self, is_out: bool) {
         self.passed.is_out = is_out;
+        self.own_left.forget_all();
     }
 
     /// Others may have decided about `shards` meanwhile: what stood or ended there does not count any more, and is learned anew.

@@ -442,3 +442,39 @@ fn who_is_forgotten_is_not_shown_what_it_would_not_be_told_of() {
     owner.meet(start(3, 1));
     assert!(is_shown(&mut owner));
 }
+
+/// What the other owner says of a version that stands, as far as it has heard.
+fn stands_at(path: &[u8], stamp: Stamp, holders: &[u64]) -> Replicate {
+    let copy = |&member: &u64| Copy { member: MemberId(member), medium: Medium::Memory };
+    let copies = holders.iter().map(copy).collect();
+    let known = Known::Present { stamp, facts: facts_of(stamp.0), copies };
+    Replicate { keys: vec![(KeyId::of(path).0, known)], ..ended_at(path, stamp, Vec::new()) }
+}
+
+#[test]
+fn an_owner_that_let_go_of_a_copy_is_not_named_for_it_by_who_has_not_heard_of_that() {
+    let (mut owner, path) = owner();
+    let (me, stamp) = (start(1, 1), Stamp(20));
+    publish(&mut owner, me, &path, stamp);
+    let let_go = Change::LetGo { path: path.clone(), stamp };
+    owner.change(me, &let_go, NOW);
+    let hears_of = |owner: &mut Owner, named: &[u64]| {
+        let word = stands_at(&path, stamp, named);
+        owner.learn(MemberId(2), &word, &word.keys, NOW);
+        holders(owner, &path)
+    };
+    assert_eq!(hears_of(&mut owner, &[1]), [0_u64; 0], "it knows best what it holds");
+    assert_eq!(hears_of(&mut owner, &[1, 3]), [3]);
+    // It says that it has one, and that it was decided elsewhere changes nothing about that.
+    let backup = owner.map().owners(KeyId::of(&path).shard()).and_then(|owners| owners.backup).unwrap();
+    owner.fall_behind(backup);
+    let publish = Change::Publish { number: 2, path: path.clone(), proposed: stamp, facts: facts_of(20) };
+    assert_eq!(owner.change(me, &publish, NOW).outcome, Outcome::Moved);
+    assert_eq!(hears_of(&mut owner, &[1, 3]), [3, 1]);
+    owner.change(me, &let_go, NOW);
+    assert_eq!(hears_of(&mut owner, &[1, 3]), [3]);
+    // Others may have been told in another view.
+    let map = Arc::clone(owner.map());
+    owner.set_map(map, &[], BTreeSet::new());
+    assert_eq!(hears_of(&mut owner, &[1, 3]), [3, 1]);
+}
