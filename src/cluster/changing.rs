@@ -333,6 +333,16 @@ impl Core {
         change: Change,
         deadline: Instant,
     ) -> Result<Outcome, ClusterError> {
+        self.change_while(change, deadline, || true).await
+    }
+
+    /// As [`Core::change`]; nobody is asked any more once it is not wanted.
+    pub(super) async fn change_while(
+        self: &Arc<Self>,
+        change: Change,
+        deadline: Instant,
+        is_wanted: impl Fn() -> bool + Send,
+    ) -> Result<Outcome, ClusterError> {
         let key = change.path().map(KeyId::of).filter(|_| !self.has_left());
         let Some(key) = key else { return Err(ClusterError::Closed) };
         let mut reason = "no member serves it".to_owned();
@@ -342,6 +352,11 @@ impl Core {
             };
             let mut is_anyone_there = false;
             for member in std::iter::once(owners.primary).chain(owners.backup) {
+                if !is_wanted() {
+                    return Err(ClusterError::NobodyReached {
+                        reason: "it is not wanted any more".to_owned(),
+                    });
+                }
                 match self.change_at(member, change.clone(), deadline).await {
                     Ok(Outcome::Moved) => {
                         is_anyone_there = true;

@@ -154,7 +154,9 @@ impl Core {
                 let core = Arc::clone(&core);
                 tellings.spawn(async move {
                     let change = Change::RemoveThrough { path: path.clone(), through: at };
-                    if core.change(change, core.in_background()).await.is_ok() {
+                    // A directory that is made anew has no version that would tell it from the one that was removed.
+                    let is_wanted = || core.unheard.covers(&path, at);
+                    if core.change_while(change, core.in_background(), is_wanted).await.is_ok() {
                         core.unheard.removals.lock().is_told(&path, at);
                     }
                 });

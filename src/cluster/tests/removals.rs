@@ -203,6 +203,32 @@ fn a_directory_that_is_made_anew_is_not_taken_by_its_removal_that_nobody_heard_o
 }
 
 #[test]
+fn a_directory_that_is_made_anew_while_its_removal_is_told_again_and_again_stays() {
+    in_a_cluster_of(2, |_, hosts| async move {
+        let (one, two) = (&hosts[0], &hosts[1]);
+        let decides = two.cluster.me();
+        let name = name_served(&hosts, |owners| owners.primary == decides);
+        one.make_directory(&name, soon()).await.unwrap();
+        // Both may have been passed over, and have it asked of them once more a moment later.
+        two.cluster.core.owner.lock().set_out(true);
+        one.cluster.core.owner.lock().set_out(true);
+        one.cluster.core.remove_later(name.clone().into(), wall());
+        one.cluster.core.tell_removals_again();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(one.cluster.core.unheard.len(), 1, "nobody decides");
+        // As a mkdir does first.
+        one.cluster.core.unheard.forget(name.as_bytes());
+        two.cluster.core.owner.lock().set_out(false);
+        one.cluster.core.owner.lock().set_out(false);
+        one.make_directory(&name, soon()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        for host in &hosts {
+            assert!(host.look_up(&name, soon()).await.is_present(), "of {}", host.cluster.me());
+        }
+    });
+}
+
+#[test]
 fn names_that_are_removed_and_not_asked_for_are_watched_up_to_the_bound() {
     runtime().block_on(async {
         let coordinator = Embedded::new(ClusterId(7));
