@@ -158,6 +158,15 @@ impl Kept {
         });
     }
 
+    /// Whoever asked by a link that has ended before it was answered has its registration looked after by nobody else.
+    fn end_unless_linked(&self, handle: &Arc<Embedded>) {
+        let is_it = |follower: &Follower| Arc::ptr_eq(&follower.handle, handle);
+        let is_linked = self.followers.lock().values().any(is_it);
+        if let Some(registered) = handle.registered().filter(|_| !is_linked) {
+            self.forget_unless_back(registered);
+        }
+    }
+
     /// Ends a registration whose holder was lost at `lost_at`. Returns whether it stood until now.
     fn end_lease(&self, registered: Registered, lost_at: Instant) -> bool {
         let was_last = {
@@ -193,7 +202,11 @@ impl Kept {
             Ask::Register { cluster: theirs, .. } if theirs != cluster => {
                 return Err(another_cluster(theirs, cluster));
             }
-            Ask::Register { member, .. } => handle.register(*member, soon).await.map(|()| Answered::Done),
+            Ask::Register { member, .. } => {
+                let registered = handle.register(*member, soon).await.map(|()| Answered::Done);
+                self.end_unless_linked(&handle);
+                registered
+            }
             Ask::Leave => handle.leave(soon).await.map(|()| Answered::Done),
             Ask::Change { name, change } => handle
                 .change_namespace(&name, change, soon)
@@ -292,5 +305,33 @@ impl Coordinator for Keeper {
 
     fn reachability(&self) -> Reachability {
         Reachability::Reached
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::coordinator::conformance::{shows, started};
+
+    #[tokio::test]
+    async fn who_is_registered_when_its_link_has_ended_stays_for_no_longer_than_a_lease() {
+        let directory = tempfile::tempdir().unwrap();
+        let settings = HostedSettings {
+            address: "127.0.0.1:0".to_owned(),
+            cluster: "test".to_owned(),
+            key: None,
+            tls: None,
+            file: directory.path().join("coordinator.json"),
+            lease: Duration::from_millis(100),
+            call_timeout: Duration::from_secs(2),
+        };
+        let keeper = Keeper::start(settings, ([127, 0, 0, 1], 0).into(), &Handle::current()).unwrap();
+        // As that of a follower that was lost after it asked and before that was looked at.
+        let handle = Arc::new(keeper.kept.own.another());
+        let start = handle.begin(MemberId(2), Instant::now()).await.unwrap();
+        let (cluster, member) = (keeper.kept.own.cluster(), Box::new(started(2, start.incarnation)));
+        let answered = Arc::clone(&keeper.kept).answer(handle, Ask::Register { cluster, member }).await;
+        assert_eq!(answered, Ok(Answered::Done));
+        shows(&mut keeper.views(), "the end of its lease", |view| view.members().is_empty()).await;
     }
 }
