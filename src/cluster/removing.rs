@@ -2,8 +2,8 @@
 //!
 //! Invariants
 //! - Until then this member itself does not find what it removed, whatever the others still say.
-//! - What is owed is bounded: beyond that the oldest promise counts more than the newest, which is counted and, where somebody is
-//!   there to hear of it, warned of.
+//! - What is owed is bounded: beyond that the oldest promise counts more than the newest, which is counted and warned of,
+//!   once while nobody is there to hear of any of it, as who is alone may stay so.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -30,6 +30,8 @@ const PAGE: usize = 256;
 pub(super) struct Unheard {
     removals: Mutex<Removals>,
     is_under_way: AtomicBool,
+    /// Who is alone has warned of what is not told later.
+    has_warned: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -69,6 +71,11 @@ impl Unheard {
         let known = removals.through.entry(path).or_default();
         *known = through.max(*known);
         true
+    }
+
+    /// Whether it is to be warned of one that is not told later.
+    fn warns(&self, is_alone: bool) -> bool {
+        !is_alone || !self.has_warned.swap(true, Ordering::Relaxed)
     }
 
     /// What stands under the name now is not what was removed.
@@ -121,9 +128,10 @@ impl Core {
             return;
         }
         self.counters.removals_lost.increment();
-        if !self.seen().is_alone {
+        if self.unheard.warns(self.seen().is_alone) {
             tracing::warn!(
-                "{OWED_MAX} removals wait to be told already; copies of one more may live on elsewhere"
+                "{OWED_MAX} removals wait to be told already; copies of one more may live on elsewhere, and are found \
+                 again when who has them comes back (tidefs_cluster_removals_lost_total counts them)"
             );
         }
     }
@@ -204,5 +212,12 @@ mod tests {
         let is_taken = |number: usize| unheard.add(number.to_be_bytes().to_vec(), Stamp(1));
         assert!((0..OWED_MAX).all(is_taken));
         assert!(!is_taken(OWED_MAX) && is_taken(0));
+    }
+
+    #[test]
+    fn who_is_alone_warns_once_of_removals_that_are_not_told_later() {
+        let unheard = Unheard::default();
+        assert_eq!([true, true, true].map(|is_alone| unheard.warns(is_alone)), [true, false, false]);
+        assert_eq!([false, false].map(|is_alone| unheard.warns(is_alone)), [true, true]);
     }
 }
