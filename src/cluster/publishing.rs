@@ -97,10 +97,13 @@ impl Core {
         deadline: Instant,
     ) -> Result<(Stamp, bool), ClusterError> {
         self.counters.publishes.increment();
-        if matches!(facts, Facts::Directory(_)) {
+        let proposed = if matches!(facts, Facts::Directory(_)) {
             // It has no version that would tell it from the one before.
             self.unheard.forget(&path);
-        }
+            proposed
+        } else {
+            self.unheard.above(&path, proposed)
+        };
         let seen = self.seen();
         if seen.is_alone {
             return Ok((proposed, true));

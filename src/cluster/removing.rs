@@ -83,6 +83,13 @@ impl Unheard {
         self.removals.lock().through.remove(path);
     }
 
+    /// The version of what is published under the name now: later than what was removed there, whatever the clock says.
+    pub(super) fn above(&self, path: &[u8], proposed: Stamp) -> Stamp {
+        let removals = self.removals.lock();
+        let removed = removals.through.get(path);
+        removed.map_or(proposed, |through| proposed.max(Stamp(through.0.saturating_add(1))))
+    }
+
     /// All of them, with up to which version each name was removed.
     pub(super) fn all(&self) -> Vec<(Vec<u8>, Stamp)> {
         self.removals.lock().through.iter().map(|(path, through)| (path.clone(), *through)).collect()

@@ -18,7 +18,7 @@ use crate::cluster::coordinator::Coordinator;
 use crate::cluster::coordinator::embedded::Embedded;
 use crate::cluster::peers::Peer;
 use crate::cluster::shards::{KeyId, Owners};
-use crate::cluster::{Cluster, ClusterConfig, ClusterId, DrainOrder, DrainPhase, Holder};
+use crate::cluster::{Cluster, ClusterConfig, ClusterId, DrainOrder, DrainPhase, Holder, Stamp};
 
 #[test]
 fn what_is_removed_or_replaced_is_gone_everywhere_when_the_call_returns() {
@@ -224,6 +224,24 @@ fn a_directory_that_is_made_anew_while_its_removal_is_told_again_and_again_stays
         tokio::time::sleep(Duration::from_millis(200)).await;
         for host in &hosts {
             assert!(host.look_up(&name, soon()).await.is_present(), "of {}", host.cluster.me());
+        }
+    });
+}
+
+#[test]
+fn what_is_written_where_something_was_removed_is_later_though_the_clock_was_set_back() {
+    runtime().block_on(async {
+        let coordinator = Embedded::new(ClusterId(7));
+        let mut hosts = vec![start_with(&coordinator, config(1), Arc::default()).await];
+        let (removed, written) = (wall(), Stamp(wall().0 - 1_000_000_000));
+        hosts[0].unlink("kv/a", removed, soon()).await.unwrap();
+        let published = hosts[0].write("kv/a", b"since", written, soon()).await.unwrap();
+        assert!(published.stamp > removed, "{published:?}");
+        hosts.push(start_with(&coordinator, config(2), Arc::default()).await);
+        until("the removal is told", || hosts[0].cluster.core.unheard.len() == 0).await;
+        settled(&hosts).await;
+        for host in &hosts {
+            assert_eq!(host.read("kv/a", soon()).await.as_deref(), Some(&b"since"[..]));
         }
     });
 }
