@@ -10,18 +10,19 @@
 //!
 //! Limits: a damaged header is taken for that of a life when at most `FLIPPED_BITS_MAX` of its bits differ; those of
 //! two lives differ in their checksums. A block device may hold anything before a zone is first opened: a zone that
-//! names the disk neither in its trailer nor in its first record was never in use.
+//! names the disk neither in its trailer nor in its first record was never in use. `ZONES_AT_ONCE` zones are asked for at once,
+//! and a disk that ends none of that within [`START_LIMIT`] is asked for no more.
 
 use std::io;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::disk::{Disk, Request, Ticket};
 use super::format::{
     BLOCK, BLOCK_BYTES, Order, RecordHeader, TombstoneBlock, Trailer, Uuid, ZoneHeader, decode, encode,
 };
-use super::identity::{START_LIMIT, read_blocks};
+use super::identity::START_LIMIT;
 use super::load::says_that_it_is_damaged;
 use super::memory::{Buffer, Piece};
 use super::zone::{FooterPlace, Zone, ZoneState, zone_offset};
@@ -44,23 +45,79 @@ const HEADLESS: Zone = Zone { state: ZoneState::Headless, ..Zone::ABSENT };
 /// # Errors
 /// What the disk says of its length.
 pub(super) fn read_zones(disk: &dyn Disk, uuid: Uuid, count: u32, zone_blocks: u32) -> io::Result<Vec<Zone>> {
+    read_zones_within(disk, uuid, (count, zone_blocks), START_LIMIT)
+}
+
+fn read_zones_within(
+    disk: &dyn Disk,
+    uuid: Uuid,
+    (count, zone_blocks): (u32, u32),
+    limit: Duration,
+) -> io::Result<Vec<Zone>> {
     let length = disk.length()?.get();
+    let is_there = |number: u32| zone_offset(number + 1, zone_blocks) <= length;
     let mut zones = Vec::with_capacity(count as usize);
     let mut first = 0;
     while first < count {
         let last = count.min(first + ZONES_AT_ONCE);
+        let mut patience = Patience::new(limit);
         let begin = |number: u32| {
             let (start, end) = (zone_offset(number, zone_blocks), zone_offset(number + 1, zone_blocks));
-            (end <= length).then(|| Ends::begin(disk, start, end - BLOCK_BYTES))
+            is_there(number).then(|| Ends::begin(disk, start, end - BLOCK_BYTES))
         };
         let begun: Vec<Option<Ends>> = (first..last).map(begin).collect();
         let stations = (first..last).zip(begun);
         zones.extend(stations.map(|(number, ends)| {
-            ends.map_or(Zone::ABSENT, |ends| ends.station(disk, (uuid, number), zone_blocks))
+            ends.map_or(Zone::ABSENT, |ends| ends.station(disk, (uuid, number), zone_blocks, &mut patience))
         }));
         first = last;
+        if patience.is_lost() && first < count {
+            tracing::error!(
+                first,
+                count,
+                "a disk of the SSD tier does not answer: from this zone on none is read"
+            );
+            zones.extend((first..count).map(|number| if is_there(number) { UNREAD } else { Zone::ABSENT }));
+            break;
+        }
     }
     Ok(zones)
+}
+
+/// How long a disk has for what it was asked at once. One that ends some of that while it is waited for has as long again.
+struct Patience {
+    limit: Duration,
+    until: Instant,
+    has_answered: bool,
+    was_late: bool,
+}
+
+impl Patience {
+    fn new(limit: Duration) -> Self {
+        Self { limit, until: Instant::now() + limit, has_answered: false, was_late: false }
+    }
+
+    /// For how long it is waited yet.
+    fn left(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now())
+    }
+
+    /// Notes what became of a request. `was_over`: it had ended before it was waited for, whenever that was.
+    fn note<T>(&mut self, outcome: &io::Result<T>, was_over: bool) {
+        if outcome.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::TimedOut) {
+            self.was_late = true;
+            return;
+        }
+        self.has_answered = true;
+        if !was_over {
+            self.until = Instant::now() + self.limit;
+        }
+    }
+
+    /// Whether the disk was waited for in vain.
+    fn is_lost(&self) -> bool {
+        self.was_late && !self.has_answered
+    }
 }
 
 /// A block that is being read.
@@ -72,18 +129,21 @@ impl Block {
         Self(disk.submit(vec![Request::read(offset, Piece::of_buffer(&buffer))]), buffer)
     }
 
-    fn wait(self) -> io::Result<Arc<Buffer>> {
-        self.0.wait(START_LIMIT).map(|()| self.1)
+    fn wait(self, patience: &mut Patience) -> io::Result<Arc<Buffer>> {
+        let was_over = self.0.is_over();
+        let outcome = self.0.wait(patience.left());
+        patience.note(&outcome, was_over);
+        outcome.map(|()| self.1)
     }
 
     /// Waits, and reads the block again when the disk did not say what stands there. One that is too late had its time.
-    fn wait_or_read(self, disk: &dyn Disk, offset: u64) -> io::Result<Arc<Buffer>> {
-        let mut outcome = self.wait();
+    fn wait_or_read(self, disk: &dyn Disk, offset: u64, patience: &mut Patience) -> io::Result<Arc<Buffer>> {
+        let mut outcome = self.wait(patience);
         for _ in 1..ATTEMPTS {
             match &outcome {
                 Err(error) if !says_that_it_is_damaged(error) && error.kind() != io::ErrorKind::TimedOut => {
                     thread::sleep(PAUSE);
-                    outcome = read_blocks(disk, offset, 1, START_LIMIT);
+                    outcome = Self::begin(disk, offset).wait(patience);
                 }
                 _ => break,
             }
@@ -103,8 +163,14 @@ impl Ends {
         Self { head: Block::begin(disk, start), tail: Block::begin(disk, last) }
     }
 
-    fn station(self, disk: &dyn Disk, (uuid, number): (Uuid, u32), zone_blocks: u32) -> Zone {
-        let head = match self.head.wait_or_read(disk, zone_offset(number, zone_blocks)) {
+    fn station(
+        self,
+        disk: &dyn Disk,
+        (uuid, number): (Uuid, u32),
+        zone_blocks: u32,
+        patience: &mut Patience,
+    ) -> Zone {
+        let head = match self.head.wait_or_read(disk, zone_offset(number, zone_blocks), patience) {
             Ok(head) => head,
             Err(error) if !says_that_it_is_damaged(&error) => {
                 tracing::error!(zone = number, %error, "the header of a zone of the SSD tier was not read in time");
@@ -116,7 +182,7 @@ impl Ends {
             }
         };
         // Without a trailer a zone is scanned.
-        let trailer = self.tail.wait().ok().and_then(|tail| decode::<Trailer>(tail.bytes()).ok());
+        let trailer = self.tail.wait(patience).ok().and_then(|tail| decode::<Trailer>(tail.bytes()).ok());
         let trailer = trailer.filter(|trailer| trailer.device == uuid);
         let sequence = match decode::<ZoneHeader>(head.bytes()) {
             Ok(header) if header.device == uuid && header.zone == number => Some(header.sequence),
@@ -124,7 +190,8 @@ impl Ends {
             Ok(header) if header.device != uuid => return FREE,
             _ if head.bytes().iter().all(|&byte| byte == 0) => return FREE,
             _ => {
-                let first = read_blocks(disk, zone_offset(number, zone_blocks) + BLOCK_BYTES, 1, START_LIMIT);
+                let first = Block::begin(disk, zone_offset(number, zone_blocks) + BLOCK_BYTES).wait(patience);
+                let is_late = first.as_ref().is_err_and(|error| !says_that_it_is_damaged(error));
                 let first = first.map(|first| sequence_of_first(uuid, first.bytes()));
                 let named = trailer.as_ref().map(|trailer| trailer.sequence);
                 if matches!(first, Ok(None)) && named.is_none() {
@@ -135,6 +202,9 @@ impl Ends {
                     is_nearly(head.bytes(), &ZoneHeader { device: uuid, zone: number, sequence })
                 });
                 tracing::error!(zone = number, ?sequence, "the header of a zone of the SSD tier is damaged");
+                if sequence.is_none() && is_late {
+                    return UNREAD;
+                }
                 sequence
             }
         };
@@ -157,4 +227,55 @@ fn is_nearly(block: &[u8], header: &ZoneHeader) -> bool {
     let Some(expected) = encode(header) else { return false };
     let flipped = block.iter().zip(&expected).map(|(is, was)| (is ^ was).count_ones());
     block.len() == expected.len() && flipped.sum::<u32>() <= FLIPPED_BITS_MAX
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use tidefs_engine::types::ByteCount;
+
+    use super::super::testing::MemoryDisk;
+    use super::*;
+
+    const BLOCKS: u32 = 4;
+
+    /// A disk of `zones` zones without anything in them.
+    fn disk_of(zones: u32) -> Arc<MemoryDisk> {
+        let disk = MemoryDisk::new();
+        disk.allocate(ByteCount(zone_offset(zones, BLOCKS))).unwrap();
+        disk
+    }
+
+    #[test]
+    fn a_disk_that_answers_nothing_costs_a_start_one_wait_and_is_asked_for_no_more() {
+        let zones = 3 * ZONES_AT_ONCE;
+        let disk = disk_of(zones);
+        disk.hangs.store(true, Ordering::Relaxed);
+        let started = Instant::now();
+        let limit = Duration::from_millis(100);
+        let found = read_zones_within(&*disk, Uuid([0; 16]), (zones + 1, BLOCKS), limit).unwrap();
+        assert!(
+            started.elapsed() < Duration::from_secs(20),
+            "{:?}: each zone was waited for",
+            started.elapsed()
+        );
+        assert_eq!(disk.held.lock().len(), 2 * ZONES_AT_ONCE as usize);
+        let (absent, unread) = found.split_last().unwrap();
+        assert_eq!((absent.state, unread.len()), (ZoneState::Absent, zones as usize));
+        assert!(unread.iter().all(Zone::is_given_up), "what nobody read may hold records");
+    }
+
+    #[test]
+    fn a_disk_that_answers_has_its_time_for_each_answer() {
+        let limit = Duration::from_secs(60);
+        let mut patience = Patience::new(limit);
+        patience.until = Instant::now();
+        patience.note(&Ok(()), true);
+        assert!(patience.left().is_zero(), "what ended before says nothing of now");
+        patience.note(&Ok(()), false);
+        assert!(!patience.left().is_zero());
+        patience.note::<()>(&Err(io::ErrorKind::TimedOut.into()), false);
+        assert!(!patience.is_lost(), "it answered others");
+    }
 }
