@@ -2,7 +2,8 @@
 //!
 //! Invariants
 //! - Bytes are said to be loaded only when header, key, version, length and checksum match: whatever the disk gives else
-//!   is a miss. What does not match is forgotten, and after an error of the medium everything of its zone.
+//!   is a miss. What does not match is forgotten, and after an error of the medium everything of its zone, if its disk reads
+//!   anything at all. One that reads nothing is left alone for a while, and keeps what stands on it.
 //! - A disk that is late gets no loads ([`super::overdue`]): who waits for an object is told that it is a miss, at once. What
 //!   is read to be written again, or compared, waits for the disk as long as for a request.
 
@@ -15,7 +16,7 @@ use tidefs_engine::types::{ByteCount, Version};
 
 use super::device::Device;
 use super::disk::Request;
-use super::format::{BLOCK, RecordFacts, RecordHash, RecordHeader, decode};
+use super::format::{BLOCK, BLOCK_BYTES, RecordFacts, RecordHash, RecordHeader, decode};
 use super::index::{Located, Place};
 use super::io::settle_abandoned;
 use super::memory::{Buffer, Memory, Piece};
@@ -29,6 +30,8 @@ const MOVES_MAX: u32 = 200;
 const MOVE_PAUSE: Duration = Duration::from_millis(5);
 /// How often it is looked whether a disk is in time again.
 const LATE_PAUSE: Duration = Duration::from_millis(20);
+/// How long a disk that reads nothing is left alone.
+pub(super) const ASIDE: Duration = Duration::from_secs(1);
 
 /// Why a record was not loaded. Each is a miss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,6 +132,21 @@ impl Shared {
         }
     }
 
+    /// Whether a disk whose read failed reads nothing at all, not even its superblock: then that says nothing of what was to be
+    /// read, and the disk gets no loads for a while. Waits for the disk.
+    pub(super) fn reads_nothing(&self, device: &Device) -> bool {
+        let is_unread = |copy: u64| read_block(device, copy * BLOCK_BYTES, self.limit).is_err();
+        let reads_nothing = (0..2).all(is_unread);
+        if reads_nothing {
+            tracing::error!(
+                device = device.name,
+                "a disk reads nothing: what is on it is a miss until it does"
+            );
+            device.overdue.set_aside(ASIDE);
+        }
+        reads_nothing
+    }
+
     /// Fills the start of `memory` with the data of a record of `length` bytes.
     pub(super) fn load(
         &self,
@@ -214,7 +232,7 @@ impl Shared {
                 if error.kind() == io::ErrorKind::TimedOut {
                     note_late(&device, memory, padded as u64);
                 }
-                if says_that_it_is_damaged(&error) {
+                if says_that_it_is_damaged(&error) && !self.reads_nothing(&device) {
                     self.quarantine(&device, zone);
                 }
                 return Err(Missed::Failed);

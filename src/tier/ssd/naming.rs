@@ -5,8 +5,9 @@
 //!   which it removes.
 //! - Until all was told no zone is taken back, so that no record moves to where it would be missed.
 //!
-//! Limits: the entries of one zone are in memory at a time. A disk that is late `LATE_MAX` times in a row is asked for no
-//! more: what has no name by then is a miss, and its records stay until they are replaced or their zones are taken back.
+//! Limits: the entries of one zone are in memory at a time. A disk that is late, or reads nothing, `LATE_MAX` times in a row is
+//! asked for no more: what has no name by then is a miss, and its records stay until they are replaced or their zones are taken
+//! back.
 //! One header is read for a record that is wanted before its turn, unless its disk is late ([`super::overdue`]): then it is
 //! a miss at once.
 //! Threads: one that the owner has; [`super::SsdTier::describe`] from any that may wait.
@@ -21,7 +22,7 @@ use super::Shared;
 use super::device::Device;
 use super::format::{BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash, RecordHeader, decode};
 use super::index::Place;
-use super::load::{Missed, read_block, says_that_it_is_damaged};
+use super::load::{ASIDE, Missed, read_block, says_that_it_is_damaged};
 use super::reasons::ReadFor;
 use super::recover::Known;
 
@@ -129,9 +130,12 @@ impl Shared {
                     unnamed.standing.extend(standing);
                     unnamed.late.remove(&known.device);
                 }
-                // The disk is busy, or hangs: what it holds is found when it is looked up, if at all.
-                Err(error) if !says_that_it_is_damaged(&error) => {
+                // The disk is busy, or hangs, or reads nothing: what it holds is found when it is looked up, if at all.
+                Err(error) if !says_that_it_is_damaged(&error) || self.reads_nothing(&device) => {
                     unnamed.note_late(&device, known);
+                    if device.overdue.is_aside() {
+                        std::thread::sleep(ASIDE);
+                    }
                     return Some(Vec::new());
                 }
                 Err(error) => {

@@ -4,6 +4,8 @@
 //! take. So from the first one on that is late, loads from the disk are misses at once. It is over when all that is late has
 //! ended, or when the disk has answered a read of one block, of which it is sent one in the time of a request.
 //!
+//! A disk that reads nothing at all, and says so at once, gets no loads for a while either.
+//!
 //! Invariants
 //! - Nothing is taken from the disk here: memory is kept by the requests that may touch it, until they end.
 //!
@@ -59,10 +61,19 @@ struct Late {
     probes: Vec<Ticket>,
     /// When the next of them may be sent; at once without.
     next_probe: Option<Instant>,
+    /// Until when the disk gets no loads, whatever it answers.
+    aside_until: Option<Instant>,
 }
 
 impl Late {
+    fn is_aside(&self) -> bool {
+        self.aside_until.is_some_and(|until| Instant::now() < until)
+    }
+
     fn has_ended(&mut self) -> bool {
+        if self.is_aside() {
+            return false;
+        }
         self.loads.retain(|(held, _)| held.is_held());
         let held: u64 = self.loads.iter().map(|(_, bytes)| bytes).sum();
         let has_answered = || self.probes.iter().any(Ticket::is_over);
@@ -70,6 +81,7 @@ impl Late {
         if has_ended {
             self.probes.clear();
             self.next_probe = None;
+            self.aside_until = None;
         }
         has_ended
     }
@@ -93,6 +105,18 @@ impl Overdue {
         !self.is_late.swap(true, Ordering::Relaxed)
     }
 
+    /// The disk reads nothing: it gets no loads for `pause`.
+    pub(super) fn set_aside(&self, pause: Duration) {
+        let mut late = self.late.lock();
+        late.aside_until = Some(Instant::now() + pause);
+        self.is_late.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it gets none because of that.
+    pub(super) fn is_aside(&self) -> bool {
+        self.is_late.load(Ordering::Relaxed) && self.late.lock().is_aside()
+    }
+
     /// Whether the disk may be asked for a load. While it may not, it is now and then sent what `probe` begins, at most once
     /// within `limit`.
     pub(super) fn may_load(&self, limit: Duration, probe: impl FnOnce() -> Ticket) -> bool {
@@ -102,6 +126,9 @@ impl Overdue {
         let mut late = self.late.lock();
         if self.is_over(&mut late) {
             return true;
+        }
+        if late.is_aside() {
+            return false;
         }
         let now = Instant::now();
         late.probes.retain(|probe| !probe.is_over());
@@ -156,6 +183,17 @@ mod tests {
         assert!(may_load());
         assert_eq!(probes.len(), 1, "one within the limit");
         assert!(!overdue.is_late());
+    }
+
+    #[test]
+    fn a_disk_that_is_set_aside_is_asked_for_nothing_until_that_is_over() {
+        let overdue = Overdue::default();
+        overdue.set_aside(LIMIT);
+        assert!(!overdue.may_load(LIMIT, || unreachable!("it is not asked")));
+        assert!(overdue.is_late() && overdue.is_aside());
+        overdue.set_aside(Duration::ZERO);
+        assert!(overdue.may_load(LIMIT, || unreachable!("it may be asked for a load")));
+        assert!(!overdue.is_late() && !overdue.is_aside());
     }
 
     #[test]

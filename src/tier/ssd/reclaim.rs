@@ -127,7 +127,7 @@ impl Shared {
         let entries = match self.entries_in(device, number) {
             Ok(entries) => entries,
             // One of the whole disk says nothing of the zone.
-            Err(error) if !says_that_it_is_damaged(&error) || read_block(device, 0, self.limit).is_err() => {
+            Err(error) if !says_that_it_is_damaged(&error) || self.reads_nothing(device) => {
                 tracing::warn!(device = device.name, zone = number, %error, "a zone is not taken back for now");
                 choosing.note_late(device, number);
                 return false;

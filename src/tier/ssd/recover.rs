@@ -174,12 +174,15 @@ impl Shared {
                     true
                 }
                 Err(error) => {
-                    let is_late = !says_that_it_is_damaged(&error);
+                    // An error of the whole disk says nothing of the zone, nor is there more to read.
+                    let reads_nothing = says_that_it_is_damaged(&error) && self.reads_nothing(&device);
+                    let is_late = reads_nothing || !says_that_it_is_damaged(&error);
                     tracing::error!(device = device.name, zone = zone.zone, is_late, %error, "a zone is lost");
                     summary.lost_zones += 1;
                     // Its removals hide what stands in other zones, as far as they can still be read.
                     let limit = salvaged_until.saturating_duration_since(Instant::now()).min(SALVAGE_LIMIT);
                     let limit = if is_late { limit.min(self.patience()) } else { limit };
+                    let limit = if reads_nothing { Duration::ZERO } else { limit };
                     let Salvaged { mut entries, is_whole } =
                         self.removals_left_in(&device, zone.zone, limit);
                     entries.retain(|entry| match entry {

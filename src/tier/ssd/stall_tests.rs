@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tidefs_engine::types::Version;
+use tidefs_engine::types::{ByteCount, Version};
 
 use super::format::ZONES_START;
 use super::testing::*;
@@ -169,6 +169,47 @@ fn a_record_that_is_late_when_its_zone_is_to_be_taken_back_is_not_dropped_with_i
     assert_eq!(tier.status().devices[0].quarantined_zones, 0);
     disk.bad_byte.store(u64::MAX, Ordering::Relaxed);
     assert!(is_right(&tier, b"used", 1, THIRD));
+}
+
+#[test]
+fn a_disk_that_reads_nothing_for_a_while_loses_no_zone_to_who_loads_nor_to_names() {
+    let config = config(1, 12);
+    let disk = written(&config);
+    let tier = tier_on(std::slice::from_ref(&disk), &config);
+    let mut unnamed = tier.index(&|_| false).unnamed;
+    tier.start(Arc::new(Told::default())).unwrap();
+    disk.fails_reads.store(true, Ordering::Relaxed);
+    let is_told = || {
+        assert_eq!(tier.read(b"b", Version(1), ByteCount(THIRD as u64)), Err(Missed::Failed));
+        matches!(tier.status().devices[0].trouble, Some(Unusable::Failing(_)))
+    };
+    assert!((0..100).any(|_| is_told()));
+    assert_eq!(tier.next_unnamed(&mut unnamed), Some(Vec::new()));
+    disk.fails_reads.store(false, Ordering::Relaxed);
+    let mut told = 0;
+    while let Some(standing) = tier.next_unnamed(&mut unnamed) {
+        told += standing.iter().filter(|one| tier.own(one, 7)).count();
+    }
+    assert_eq!((told, tier.status().devices[0].quarantined_zones), (ALL.len(), 0));
+    let end = Instant::now() + LIMIT;
+    while !is_right(&tier, b"b", 1, THIRD) {
+        assert!(Instant::now() < end, "it is asked for nothing any more");
+        std::thread::sleep(SHORT);
+    }
+}
+
+#[test]
+fn a_disk_that_reads_nothing_while_the_index_is_built_is_found_whole_by_the_next_start() {
+    let config = config(1, 12);
+    let disk = written(&config);
+    let tier = tier_on(std::slice::from_ref(&disk), &config);
+    disk.fails_reads.store(true, Ordering::Relaxed);
+    let Indexed { summary, .. } = tier.index(&|_| false);
+    assert_eq!((summary.lost_zones, tier.records()), (3, 0));
+    disk.fails_reads.store(false, Ordering::Relaxed);
+    runs_after(&tier);
+    drop(tier);
+    assert_eq!(found_on(disk.content.lock().clone(), &config), ALL);
 }
 
 #[test]

@@ -5,8 +5,8 @@
 //! - What a zone removed counts, whatever became of its header: one that cannot be read, or is damaged, makes its zone
 //!   [headless](ZoneState::Headless), unless the life that it named can be told.
 //! - Nothing else of a headless zone counts: its trailer may be of an earlier life, whose records were dropped since.
-//! - A header that was not read for another reason than damage says nothing: its zone is out of use and stays as it is
-//!   ([`super::late`]).
+//! - A header that was not read for another reason than damage says nothing, nor does one of a disk that reads nothing at all:
+//!   its zone is out of use and stays as it is ([`super::late`]).
 //!
 //! Limits: a damaged header is taken for that of a life when at most `FLIPPED_BITS_MAX` of its bits differ; those of
 //! two lives differ in their checksums. A block device may hold anything before a zone is first opened: a zone that
@@ -172,8 +172,8 @@ impl Ends {
     ) -> Zone {
         let head = match self.head.wait_or_read(disk, zone_offset(number, zone_blocks), patience) {
             Ok(head) => head,
-            Err(error) if !says_that_it_is_damaged(&error) => {
-                tracing::error!(zone = number, %error, "the header of a zone of the SSD tier was not read in time");
+            Err(error) if !says_that_it_is_damaged(&error) || reads_nothing(disk, patience) => {
+                tracing::error!(zone = number, %error, "the header of a zone of the SSD tier was not read, for now");
                 return UNREAD;
             }
             Err(error) => {
@@ -213,6 +213,11 @@ impl Ends {
         let footer = trailer.map(|trailer| FooterPlace { block: trailer.block, blocks: trailer.blocks });
         Zone { state: ZoneState::Closed, sequence, footer, ..Zone::ABSENT }
     }
+}
+
+/// Whether a disk does not even read its superblock any more, which was read right before.
+fn reads_nothing(disk: &dyn Disk, patience: &mut Patience) -> bool {
+    (0..2).all(|copy| Block::begin(disk, copy * BLOCK_BYTES).wait(patience).is_err())
 }
 
 /// The life that the first block behind a header names.
@@ -264,6 +269,17 @@ mod tests {
         let (absent, unread) = found.split_last().unwrap();
         assert_eq!((absent.state, unread.len()), (ZoneState::Absent, zones as usize));
         assert!(unread.iter().all(Zone::is_given_up), "what nobody read may hold records");
+    }
+
+    #[test]
+    fn a_disk_that_reads_nothing_behind_its_superblock_has_no_zone_that_is_lost() {
+        let disk = disk_of(3);
+        let read = || read_zones(&*disk, Uuid([0; 16]), 3, BLOCKS).unwrap();
+        disk.bad_byte.store(zone_offset(1, BLOCKS), Ordering::Relaxed);
+        let states: Vec<ZoneState> = read().into_iter().map(|zone| zone.state).collect();
+        assert_eq!(states, [ZoneState::Free, ZoneState::Headless, ZoneState::Free]);
+        disk.fails_reads.store(true, Ordering::Relaxed);
+        assert!(read().into_iter().all(|zone| zone.state == ZoneState::Quarantined && zone.sequence == 0));
     }
 
     #[test]
