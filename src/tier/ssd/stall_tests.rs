@@ -213,6 +213,24 @@ fn a_disk_that_reads_nothing_while_the_index_is_built_is_found_whole_by_the_next
 }
 
 #[test]
+fn a_record_for_which_a_disk_has_no_room_after_all_fails_alone() {
+    let config = config(1, 12);
+    for errno in [libc::ENOSPC, libc::EDQUOT] {
+        let disk = MemoryDisk::new();
+        let (tier, told) = running(std::slice::from_ref(&disk), &config);
+        assert_eq!(store(&tier, b"before", 1, 9000), Stored::Yes);
+        disk.next_write_error.store(errno, Ordering::Relaxed);
+        assert_eq!(store(&tier, b"failed", 1, 9000), Stored::Failed);
+        assert_eq!(store(&tier, b"later", 1, 9000), Stored::Yes);
+        assert!(is_right(&tier, b"before", 1, 9000) && is_right(&tier, b"later", 1, 9000), "{errno}");
+        assert_eq!(*told.0.lock(), [], "{errno}");
+        let device = tier.status().devices.remove(0);
+        assert_eq!((device.write_errors, device.quarantined_zones, device.trouble), (1, 0, None), "{errno}");
+        assert_eq!(found_on(disk.content.lock().clone(), &config), ["before", "later"], "{errno}");
+    }
+}
+
+#[test]
 fn names_that_an_error_of_the_way_to_the_disk_holds_up_come_later() {
     let config = config(1, 12);
     let disk = written(&config);

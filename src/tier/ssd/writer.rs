@@ -19,7 +19,7 @@ use super::device::Device;
 use super::disk::{Request, Ticket};
 use super::format::{BLOCK, BLOCK_BYTES, FooterEntry, RecordFacts, RecordHeader, Tombstone, encode};
 use super::given_up::GivenUp;
-use super::identity::{flush, write_blocks};
+use super::identity::{Unusable, flush, write_blocks};
 use super::index::{Located, Place, ZoneId};
 use super::memory::{Buffer, Piece};
 use super::open_zone::{Last, OpenZone};
@@ -351,6 +351,12 @@ impl Writer {
                     device = self.device.name, hash = ?append.hash, %error,
                     "the memory of a record became shorter while it was written"
                 );
+                self.leave_out(place);
+                self.finish(append, None);
+            }
+            // Where bytes are never written in place, or more is promised than there is: what stands before it is whole.
+            Err(error) if Unusable::from(&error) == Unusable::Full => {
+                self.device.count_write_error(&error);
                 self.leave_out(place);
                 self.finish(append, None);
             }
