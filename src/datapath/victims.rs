@@ -21,12 +21,12 @@ impl State {
     /// Whose domain holds more than its share pays first, the grower before others; then whoever holds most above
     /// its share. A floor is never broken for somebody else: [`State::may_leave_for`].
     pub(super) fn victim_anywhere(&mut self, directory: Slot) -> Option<Slot> {
-        // What another member has a copy of goes before what nobody else has, whoever grows.
-        let soft = self
-            .domains
-            .with_soft()
-            .into_iter()
-            .find_map(|id| self.victim_for(id, directory).filter(|slot| self.leaves_first(*slot)));
+        // What another member has a copy of goes before what nobody else has, whoever grows. So does a temporary file that no
+        // rename came for, which may be before it.
+        let soft = self.domains.with_soft().into_iter().find_map(|id| {
+            let victim = self.victim_for(id, directory);
+            victim.filter(|&slot| self.leaves_first(slot) || self.is_abandoned(slot))
+        });
         let grower = self.folders.domain(directory);
         let has_more = self.domains.get(grower).bytes > self.share_of(grower);
         soft.or_else(|| has_more.then(|| self.victim_for(grower, directory)).flatten())

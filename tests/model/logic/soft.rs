@@ -1,10 +1,13 @@
 //! Copies of what other members hold that an earlier daemon left to one that is no member yet.
 
+use std::time::Duration;
+
 use tidefs::tier::memory::SOFT_COPY;
 use tidefs_engine::types::ByteCount;
 
-use super::resent::publish;
+use super::resent::{CREATE, publish};
 use super::{Logic, Setup};
+use crate::common::pattern::bytes;
 use crate::system::{Open, System, WATCHER};
 
 /// A host that was started with a copy of `k`, and waits for its cluster.
@@ -48,4 +51,30 @@ fn a_copy_that_is_written_counts_as_one_no_more() {
     logic.close(0, writer);
     assert_eq!(soft(&logic), (0, 0));
     assert!(logic.stat(WATCHER, "k").is_ok());
+}
+
+/// Makes a file, and closes it.
+fn write(logic: &mut Logic, path: &str, length: usize) {
+    let token = logic.open(0, path, CREATE).expect("create");
+    logic.write(0, token, 0, &bytes(2, length)).expect("write");
+    logic.close(0, token);
+}
+
+#[test]
+fn a_temporary_file_that_nobody_renames_keeps_no_copy_from_leaving_before_objects_of_other_directories() {
+    let mut logic = host();
+    logic.mkdir(WATCHER, "d").expect("mkdir");
+    logic.policy(WATCHER, "d", "quota", Some("1MiB")).expect("an order of its own");
+    // It holds more than its share.
+    write(&mut logic, "d/x", 300_000);
+    write(&mut logic, "late.tmp", 8192);
+    logic.advance(Duration::from_secs(61), true);
+    // The copy is used after it, and is behind it in the order.
+    let reader = logic.open(0, "k", Open { read: true, ..Open::default() }).expect("open");
+    logic.close(0, reader);
+    logic.demote(ByteCount(1));
+    assert!(logic.stat(WATCHER, "late.tmp").is_err(), "something else left");
+    logic.demote(ByteCount(1));
+    assert_eq!(soft(&logic), (0, 0));
+    assert!(logic.stat(WATCHER, "d/x").is_ok(), "nobody else has it");
 }
