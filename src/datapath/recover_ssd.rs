@@ -14,7 +14,7 @@ use super::ssd::{SsdOwner, directory_key, is_directory_key};
 use super::{Datapath, Error, Marks, Phase, Place, State};
 use crate::namespace::{Name, Slot, permissions};
 use crate::tier::eviction::Departure;
-use crate::tier::memory::{DirectoryRecord, ObjectRecord};
+use crate::tier::memory::{DirectoryRecord, ObjectRecord, PolicyRecord};
 use crate::tier::ssd::{Indexed, Owner, RecoverySummary, SsdTier, Standing, Unnamed};
 
 impl Datapath {
@@ -86,6 +86,7 @@ impl Datapath {
         let is_new = |(record, _): &&(DirectoryRecord, Standing)| !slots.contains_key(&record.id);
         let new = found.iter().filter(is_new).map(|(record, _)| record.clone()).collect();
         let known = slots.clone();
+        self.adopt_policy_of_root(state, &found);
         state.adopt_directories(new, &mut slots);
         let mut outdated = Vec::new();
         for (record, standing) in found {
@@ -93,10 +94,10 @@ impl Datapath {
                 Some(slot) => {
                     tier.own(&standing, slot.0);
                     let now = state.directory_record(*slot);
-                    // Entries come and go without a word on disk, and from there nobody takes what the root is.
+                    // Entries come and go without a word on disk.
                     let (mtime_ns, ctime_ns) = (now.mtime_ns, now.ctime_ns);
                     let is_same = DirectoryRecord { mtime_ns, ctime_ns, ..record } == now;
-                    if !is_same && *slot != Slot::ROOT {
+                    if !is_same {
                         outdated.push(*slot);
                     }
                 }
@@ -112,6 +113,18 @@ impl Datapath {
             }
         }
         (slots, outdated)
+    }
+
+    /// Takes from disk what was set on the root, when memory was lost. Its mode and owner are the configuration's then: nothing tells
+    /// whether those on disk are more than that of an earlier life.
+    fn adopt_policy_of_root(&self, state: &mut State, found: &[(DirectoryRecord, Standing)]) {
+        let root = found.iter().find(|(record, _)| record.id == DirectoryId::ROOT);
+        let is_in_memory = || !matches!(self.tier.open_directory(DirectoryId::ROOT), Ok(None));
+        if let Some((root, _)) = root.filter(|(record, _)| record.policy != PolicyRecord::default())
+            && !is_in_memory()
+        {
+            state.folders.set_policy(Slot::ROOT, root.policy.clone());
+        }
     }
 }
 

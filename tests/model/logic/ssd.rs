@@ -391,6 +391,27 @@ fn what_a_directory_became_in_memory_alone_is_on_disk_from_the_next_start_on() {
     assert_eq!(logic.stat(WATCHER, "d").expect("it is there").mode & 0o777, 0o700);
 }
 
+#[test]
+fn a_policy_of_the_mount_itself_is_found_on_disk_by_a_host_that_lost_its_memory() {
+    let mut logic = Logic::new(Setup { has_ssd: true, ..super::meanwhile::SETUP });
+    let name = b"user.tidefs.priority";
+    let policy = |logic: &Logic| logic.datapath().get_attribute(Ino::ROOT, name).ok();
+    let is_flushed = |logic: &Logic| logic.datapath().ssd().expect("a disk").flush(Duration::from_secs(30));
+    let unset = policy(&logic);
+    logic.datapath().set_attribute(Ino::ROOT, name, b"5", None).expect("a policy");
+    let set = policy(&logic);
+    assert_ne!(set, unset);
+    for _ in 0..2 {
+        assert!(is_flushed(&logic));
+        logic.lose_memory();
+        assert_eq!(policy(&logic), set);
+    }
+    logic.datapath().remove_attribute(Ino::ROOT, name).expect("it is set");
+    assert!(is_flushed(&logic));
+    logic.lose_memory();
+    assert_eq!(policy(&logic), unset);
+}
+
 fn record(name: &str, version: u64, size: u64) -> ObjectRecord {
     ObjectRecord {
         parent: DirectoryId::ROOT,
