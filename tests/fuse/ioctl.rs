@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
@@ -14,6 +15,7 @@ use tidefs_control_api::ioctl::{
 };
 use zerocopy::FromBytes as _;
 
+use crate::common::sys::set_xattr;
 use crate::common::{Mode, Mount, kernel, pattern, wait};
 use crate::fixture::{MIB, kv, kv_with, offset, publish, publish_object};
 
@@ -198,6 +200,69 @@ fn objects_are_made_of_an_area_and_copied_into_it() {
     assert_eq!(other.one::<Outcome>(Command::PutFrom, &theirs).1.status(), Status::Invalid);
     drop(control);
     assert!(wait::until(wait::HANG, || !Path::new(&other.segment(area)).exists()));
+}
+
+#[test]
+fn what_is_larger_than_its_quota_is_not_made_of_an_area_and_takes_nothing_out() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mount, kv) = kv_with(Mode::Passthrough, &["capacity=512MiB"]);
+    set_xattr(&kv, "user.tidefs.quota", b"8MiB").expect("a quota");
+    let key = kv.join("key");
+    publish_object(&key, 1, 6 * MIB);
+    mount.wait_until_closed([&key]);
+    let control = Control::open(&mount);
+    let (area, _file) = control.area(offset(9 * MIB));
+    let put = Put { area, source: 0, length: offset(9 * MIB), mode: 0o640, name: Name(b"kv/key") };
+    assert_eq!(control.one::<Outcome>(Command::PutFrom, &put).1.status(), Status::OverQuota);
+    assert_eq!(pattern::verify_object(&fs::read(&key).expect("it is there still")), Ok(1));
+    mount.wait_until_closed([&key]);
+    let put = Put { length: offset(8 * MIB), ..put };
+    assert_eq!(control.one::<Outcome>(Command::PutFrom, &put).1.status(), Status::Ok);
+    assert_eq!(fs::metadata(&key).expect("stat").len(), offset(8 * MIB));
+}
+
+/// Two clients put an object each, again and again at one time. The quota has room for one of them.
+#[test]
+fn what_is_put_at_once_passes_no_quota() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mount, kv) = kv_with(Mode::Passthrough, &["capacity=512MiB"]);
+    set_xattr(&kv, "user.tidefs.quota", b"8MiB").expect("a quota");
+    let both = Barrier::new(2);
+    let bytes = || -> u64 {
+        let entries = fs::read_dir(&kv).expect("list").filter_map(Result::ok);
+        entries.filter_map(|entry| entry.metadata().ok()).map(|facts| facts.len()).sum()
+    };
+    let put_all = |client: usize, control: &Control, area: u64| -> Vec<(Status, u64)> {
+        let put = |round: usize| {
+            let name = format!("kv/{client}-{round}");
+            let put =
+                Put { area, source: 0, length: offset(5 * MIB), mode: 0o640, name: Name(name.as_bytes()) };
+            both.wait();
+            let status = control.one::<Outcome>(Command::PutFrom, &put).1.status();
+            both.wait();
+            // One of them looks, and the other one waits until it has.
+            (status, if client == 0 { bytes() } else { 0 })
+        };
+        (0..8).map(put).collect()
+    };
+    let clients = [0, 1].map(|client| {
+        let control = Control::open(&mount);
+        let area = control.area(offset(5 * MIB));
+        (client, control, area)
+    });
+    let put_all = &put_all;
+    thread::scope(|scope| {
+        let putting =
+            clients.map(|(client, control, (area, _))| scope.spawn(move || put_all(client, &control, area)));
+        for (status, bytes) in putting.into_iter().flat_map(|one| one.join().expect("each is answered")) {
+            assert!(matches!(status, Status::Ok | Status::OverQuota), "{status:?}");
+            assert!(bytes <= offset(8 * MIB), "{bytes} bytes in a quota of 8 MiB");
+        }
+    });
 }
 
 /// One thread replaces a small object while another one copies it.

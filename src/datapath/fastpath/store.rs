@@ -101,29 +101,19 @@ impl Datapath {
         }
         let target = self.target_of(&self.lock(), session, scope, request)?;
         let failed = |error: Error| Located::of(&error);
-        let counted = self.lock().counted_under(target.parent, &target.name);
-        self.make_room_in_quota(footprint(size).saturating_sub(counted), target.parent).map_err(failed)?;
+        // Before it has pages: what leaves for its quota leaves them to it.
+        self.make_room_for_begun(&target, size, |_| ()).map_err(failed)?;
         let (segment, file) = self.segment_for(waits, &target, size).map_err(failed)?;
         let made = || -> Result<Slot, Error> {
             if file.metadata().map_err(Error::io("stat of a segment"))?.len() != size.get() {
                 file.set_len(size.get()).map_err(Error::io("ftruncate of a segment"))?;
             }
-            let mut state = self.lock();
-            state.living_directory(target.parent_ino)?;
-            let mut object = Object::writing(Place::Solo(segment));
-            object.marks.set(Marks::SHARED, true);
-            let open = object.open_mut();
-            open.file = Some(Arc::clone(&file));
-            open.reserved = footprint(size);
-            open.sized = size;
-            open.writers = 1;
-            open.was_opened = true;
-            let slot = state.tree.make(target.attributes, Body::File(object));
-            state.writing.insert(slot);
-            state.charge_in(slot, target.parent);
-            let shared = Shared::written(Use::Object(state.tree.ino(slot)), Some(target.shape), size);
-            self.fast.segments.lock().known.insert(segment, shared);
-            Ok(slot)
+            let mut begun = None;
+            // Others may have taken the room meanwhile.
+            self.make_room_for_begun(&target, size, |state| {
+                begun = Some(self.enter_begun(state, &target, (segment, &file), size));
+            })?;
+            begun.ok_or(Error::Stale)
         };
         let slot = made().map_err(|error| {
             // One that was used before is mapped by clients, who are told that it is given up.
@@ -134,6 +124,50 @@ impl Datapath {
         })?;
         self.telemetry.fast_creates.increment();
         Ok(Begun { slot, segment, parent: target.parent_ino, name: target.name, size, file })
+    }
+
+    /// Makes room in the quotas above an object that is to be begun, and does `enter` as soon as there is, before anybody else
+    /// takes it; not at all when its directory was removed.
+    fn make_room_for_begun(
+        &self,
+        target: &Target,
+        size: ByteCount,
+        mut enter: impl FnMut(&mut State),
+    ) -> Result<(), Error> {
+        let whole = footprint(size);
+        self.make_room_below(whole, |state| {
+            let parent = state.living_directory(target.parent_ino).ok()?;
+            let more = whole.saturating_sub(state.counted_under(parent, &target.name));
+            let in_the_way = state.quota_in_the_way(parent, more, None);
+            if in_the_way.is_none() {
+                enter(state);
+            }
+            in_the_way
+        })
+    }
+
+    /// Enters an object that is begun into the tables, and into the quotas above it.
+    fn enter_begun(
+        &self,
+        state: &mut State,
+        target: &Target,
+        (segment, file): (SegmentId, &Arc<File>),
+        size: ByteCount,
+    ) -> Slot {
+        let mut object = Object::writing(Place::Solo(segment));
+        object.marks.set(Marks::SHARED, true);
+        let open = object.open_mut();
+        open.file = Some(Arc::clone(file));
+        open.reserved = footprint(size);
+        open.sized = size;
+        open.writers = 1;
+        open.was_opened = true;
+        let slot = state.tree.make(target.attributes, Body::File(object));
+        state.writing.insert(slot);
+        state.charge_in(slot, target.parent);
+        let shared = Shared::written(Use::Object(state.tree.ino(slot)), Some(target.shape), size);
+        self.fast.segments.lock().known.insert(segment, shared);
+        slot
     }
 
     /// Where a name that is to be made stands, if the session may make it.
@@ -396,7 +430,10 @@ impl Datapath {
             }
             Ok(())
         })();
-        if let Err(error) = copied.map_err(Error::io("copy out of an area")) {
+        let claimed = copied
+            .map_err(Error::io("copy out of an area"))
+            .and_then(|()| self.claim_all(begun.slot, request.size));
+        if let Err(error) = claimed {
             self.give_up(&begun);
             return Err(Located::of(&error));
         }
