@@ -332,6 +332,7 @@ impl Datapath {
             old.open_mut().next_version = Some(version);
         }
         state.tell_clients(slot);
+        state.part_from_begun(slot);
         state.recharge(version);
         self.telemetry.copy_ups.increment();
         Ok(true)

@@ -215,7 +215,7 @@ pub struct State {
     /// Bytes that are being reserved on a guess and are in no charge yet.
     guessing: ByteCount,
     /// What each unfinished file is counted with in the quotas above it.
-    charges: HashMap<Slot, unsealed::Charge>,
+    charges: unsealed::Charges,
     sealed_bytes: ByteCount,
     sealed_objects: u64,
     /// Keys the hash of who may read what.
@@ -316,7 +316,7 @@ impl Datapath {
             next_handle: 1,
             walks: 0,
             guessing: ByteCount::ZERO,
-            charges: HashMap::new(),
+            charges: unsealed::Charges::default(),
             sealed_bytes: ByteCount::ZERO,
             sealed_objects: 0,
             class_seed: std::hash::RandomState::new().build_hasher().finish(),

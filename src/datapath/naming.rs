@@ -101,6 +101,7 @@ impl State {
             naming.tier.remove(&key, object.version);
         }
         self.tree.detach(slot);
+        self.part_from_begun(slot);
         self.clear_untold(slot);
         self.tell_clients(slot);
     }

@@ -113,7 +113,7 @@ impl Datapath {
                 return Ok(());
             }
             let is_sealed = object.is_some_and(|object| object.phase == Phase::Sealed);
-            let charged_in = state.charges.get(&slot).map(|charge| charge.directory);
+            let charged_in = state.charges.of.get(&slot).map(|charge| charge.directory);
             let counted_in = if is_sealed { Some(state.tree.node(slot).parent) } else { charged_in };
             (target, counted_in, state.counted_under(target, new_name), is_sealed)
         };
@@ -127,7 +127,7 @@ impl Datapath {
         if is_to_be_sealed && counted_in != Some(target) {
             // The same above both places, which count it as it was when it was counted last. They may be past their quotas by it.
             self.make_room_below(more, |state| {
-                let charge = state.charges.get(&slot)?;
+                let charge = state.charges.of.get(&slot)?;
                 let (counted_in, counted) = (charge.directory, charge.bytes);
                 let above: HashSet<Slot> = state.tree.ancestors(counted_in).collect();
                 let common = state.tree.ancestors(target).find(|ancestor| above.contains(ancestor))?;

@@ -153,6 +153,7 @@ impl State {
         let size = self.object(slot).map(|object| object.size).unwrap_or_default();
         self.leave_order(slot, footprint(size), Departure::Evicted);
         self.uncount(self.tree.node(slot).parent, size);
+        self.part_from_begun(slot);
     }
 
     /// Enters a sealed object into its order and the accounts of memory again.

@@ -3,11 +3,12 @@
 //! A file is unfinished while it is written, while it waits under a temporary name for its rename, while a writer goes on
 //! after its seal, and, when it lost its name meanwhile, for as long as somebody has it open. It is counted by what is
 //! reserved for it, or by its length where that is more; a version that is written over an object counts only by what it
-//! has more than that one, whose place it takes.
+//! has more than that one, whose place it takes, and so does one that a client of the fast path has begun.
 //!
 //! Invariants
 //! - `Folder::unsealed` is the sum of the charges of the directory and of those below it, and `Folder::guessed` that of
 //!   what they have on a guess.
+//! - Beside one object one begun file counts at most, for as long as that object is in memory under its name.
 //! - What the daemon writes, and what ftruncate(2) and fallocate(2) make, is counted before it has its pages.
 //!
 //! Limits: what the kernel writes by passthrough beyond the reservation is counted by [`Datapath::count_growth`], which the
@@ -17,12 +18,22 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use hashbrown::HashMap;
 use tidefs_engine::types::ByteCount;
 
 use super::folders::Folder;
 use super::room::footprint;
 use super::{Datapath, Error, IoPath, Phase, State};
-use crate::namespace::Slot;
+use crate::namespace::{Name, Slot};
+
+/// What unfinished files are counted with.
+#[derive(Debug, Default)]
+pub(super) struct Charges {
+    /// Each of them.
+    pub(super) of: HashMap<Slot, Charge>,
+    /// The begun file that counts beside an object.
+    begun_over: HashMap<Slot, Slot>,
+}
 
 /// What one unfinished file is counted with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,50 +44,86 @@ pub(super) struct Charge {
     pub(super) bytes: ByteCount,
     /// Those of them that were reserved on a guess of its size, beyond its length as it was last seen.
     pub(super) guessed: ByteCount,
+    /// The object beside which it counts, of a file that is begun.
+    over: Option<Slot>,
 }
 
 impl State {
-    /// Counts the file in `slot` as it is now, or not at all when it is not unfinished any more; and the version that is
-    /// written over it, which counts beside it.
+    /// Counts the file in `slot` as it is now, or not at all when it is not unfinished any more; and what is written, or begun,
+    /// for its place, which counts beside it.
     pub(super) fn recharge(&mut self, slot: Slot) {
-        for slot in [Some(slot), self.next_version(slot)].into_iter().flatten() {
+        let (next, begun) = (self.next_version(slot), self.charges.begun_over.get(&slot).copied());
+        for slot in [Some(slot), next, begun].into_iter().flatten() {
             let now = self.charge_of(slot);
             self.set_charge(slot, now);
         }
     }
 
-    /// Begins to count a file without a name, which is written for a name in `directory`.
-    pub(super) fn charge_in(&mut self, slot: Slot, directory: Slot) {
-        self.set_charge(slot, Some(Charge { directory, bytes: ByteCount::ZERO, guessed: ByteCount::ZERO }));
+    /// Begins to count a file without a name, which is written for `name` in `directory`: beside what stands there, unless
+    /// another one does.
+    pub(super) fn charge_in(&mut self, slot: Slot, directory: Slot, name: &Name) {
+        let over = self.to_be_replaced(directory, name);
+        if let Some(old) = over {
+            self.charges.begun_over.insert(old, slot);
+        }
+        let nothing = Charge { directory, bytes: ByteCount::ZERO, guessed: ByteCount::ZERO, over };
+        self.set_charge(slot, Some(nothing));
         self.recharge(slot);
+    }
+
+    /// The object beside which a file counts that is begun now for its name.
+    fn to_be_replaced(&self, directory: Slot, name: &Name) -> Option<Slot> {
+        let old = self.tree.child(directory, name.as_bytes())?;
+        let is_taken = self.charges.begun_over.contains_key(&old) || self.next_version(old).is_some();
+        (!is_taken && self.counted(old) > ByteCount::ZERO).then_some(old)
+    }
+
+    /// Bytes of it.
+    pub(super) fn counted_for_begun(&self, directory: Slot, name: &Name) -> ByteCount {
+        self.to_be_replaced(directory, name).map_or(ByteCount::ZERO, |old| self.counted(old))
+    }
+
+    /// What is in `slot` leaves memory or its name, or is written over: no begun file counts beside it any more, nor does it
+    /// beside another one.
+    pub(super) fn part_from_begun(&mut self, slot: Slot) {
+        if let Some(begun) = self.charges.begun_over.remove(&slot) {
+            if let Some(charge) = self.charges.of.get_mut(&begun) {
+                charge.over = None;
+            }
+            self.recharge(begun);
+        }
+        if let Some(old) = self.charges.of.get_mut(&slot).and_then(|charge| charge.over.take()) {
+            self.charges.begun_over.remove(&old);
+        }
     }
 
     /// The file in `from` goes on in `to`.
     pub(super) fn move_charge(&mut self, from: Slot, to: Slot) {
-        if let Some(charge) = self.charges.remove(&from) {
-            self.charges.insert(to, charge);
+        if let Some(charge) = self.charges.of.remove(&from) {
+            self.charges.of.insert(to, charge);
         }
         self.recharge(to);
     }
 
     /// The node is no more.
     pub(super) fn discharge(&mut self, slot: Slot) {
+        self.part_from_begun(slot);
         self.set_charge(slot, None);
     }
 
     fn set_charge(&mut self, slot: Slot, now: Option<Charge>) {
         let before = match now {
-            Some(charge) => self.charges.insert(slot, charge),
-            None => self.charges.remove(&slot),
+            Some(charge) => self.charges.of.insert(slot, charge),
+            None => self.charges.of.remove(&slot),
         };
         if before == now {
             return;
         }
-        if let Some(Charge { directory, bytes, guessed }) = before {
+        if let Some(Charge { directory, bytes, guessed, .. }) = before {
             let take = |folder: &mut Folder| folder.take_unsealed(bytes, guessed);
             self.folders.account_unsealed(&self.tree, directory, take);
         }
-        if let Some(Charge { directory, bytes, guessed }) = now {
+        if let Some(Charge { directory, bytes, guessed, .. }) = now {
             let add = |folder: &mut Folder| folder.add_unsealed(bytes, guessed);
             self.folders.account_unsealed(&self.tree, directory, add);
         }
@@ -87,30 +134,32 @@ impl State {
         let is_unfinished = match object.phase {
             Phase::Writing | Phase::Parked => true,
             Phase::Sealed => object.writers() > 0,
-            Phase::Gone => object.is_open() && self.charges.contains_key(&slot),
+            Phase::Gone => object.is_open() && self.charges.of.contains_key(&slot),
         };
         let open = object.open.as_deref().filter(|_| is_unfinished)?;
         let node = self.tree.get(slot)?;
         let directory = match &open.supersedes {
             Some((parent, _)) => *parent,
             None if !node.is_detached() => node.parent,
-            None => self.charges.get(&slot)?.directory,
+            None => self.charges.of.get(&slot)?.directory,
         };
         let whole = footprint(open.reserved.max(open.reserved_behind_hole).max(open.claimed));
         let guessed = open.guessed.saturating_sub(footprint(open.claimed));
-        Some(Charge { directory, bytes: whole.saturating_sub(self.counted_beside(slot)), guessed })
+        let over = self.charges.of.get(&slot).and_then(|charge| charge.over);
+        Some(Charge { directory, bytes: whole.saturating_sub(self.counted_beside(slot)), guessed, over })
     }
 
     /// Bytes of the sealed object whose place the file in `slot` takes, or which it is.
     fn counted_beside(&self, slot: Slot) -> ByteCount {
-        self.versions_of(slot).0.map_or(ByteCount::ZERO, |current| self.counted(current))
+        let over = || self.charges.of.get(&slot)?.over;
+        self.versions_of(slot).0.or_else(over).map_or(ByteCount::ZERO, |current| self.counted(current))
     }
 
     /// What the file in `slot` adds to the quotas above it when it has `length` bytes; `None` when none counts it.
     fn growth(&self, slot: Slot, length: ByteCount) -> Option<Charge> {
-        let Charge { directory, bytes, .. } = *self.charges.get(&slot)?;
+        let Charge { directory, bytes, over, .. } = *self.charges.of.get(&slot)?;
         let wanted = footprint(length).saturating_sub(self.counted_beside(slot));
-        Some(Charge { directory, bytes: wanted.saturating_sub(bytes), guessed: ByteCount::ZERO })
+        Some(Charge { directory, bytes: wanted.saturating_sub(bytes), guessed: ByteCount::ZERO, over })
     }
 
     /// Counts the file in `slot` with at least `length` bytes.
@@ -139,7 +188,7 @@ impl State {
         }
         // What is empty as well: it may grow.
         let is_below = |charge: &&mut Charge| charge.directory == directory;
-        self.charges.values_mut().filter(is_below).for_each(|charge| charge.directory = above);
+        self.charges.of.values_mut().filter(is_below).for_each(|charge| charge.directory = above);
         if let Some(folder) = self.folders.get_mut(directory) {
             (folder.unsealed, folder.guessed) = (ByteCount::ZERO, ByteCount::ZERO);
         }
@@ -152,7 +201,7 @@ impl State {
             let counts = charge.guessed > ByteCount::ZERO || self.has_quota(charge.directory);
             open.file.as_ref().filter(|_| counts).map(|file| (slot, Arc::clone(file)))
         };
-        self.charges.iter().filter_map(file_of).collect()
+        self.charges.of.iter().filter_map(file_of).collect()
     }
 }
 
@@ -197,7 +246,7 @@ impl Datapath {
             state.measure(slot);
             let in_the_way =
                 |charge: &Charge| state.quota_in_the_way(charge.directory, ByteCount::ZERO, None);
-            if state.charges.get(&slot).and_then(in_the_way).is_none() {
+            if state.charges.of.get(&slot).and_then(in_the_way).is_none() {
                 return Ok(());
             }
         }
@@ -219,9 +268,9 @@ impl Datapath {
                 if !is_it.is_some_and(|now| Arc::ptr_eq(now, &file)) {
                     continue;
                 }
-                let before = state.charges.get(&slot).copied();
+                let before = state.charges.of.get(&slot).copied();
                 state.claim_length(slot, ByteCount(metadata.len()));
-                let now = state.charges.get(&slot).copied();
+                let now = state.charges.of.get(&slot).copied();
                 now.filter(|_| now != before).map(|charge| charge.directory)
             };
             if let Some(directory) = directory {
@@ -238,7 +287,7 @@ impl Datapath {
     /// removed.
     pub fn check_charges(&self) {
         let state = self.lock();
-        for (&slot, &charge) in &state.charges {
+        for (&slot, &charge) in &state.charges.of {
             let directory = charge.directory;
             let is_there =
                 directory == Slot::ROOT || state.tree.get(directory).is_some_and(|node| !node.is_detached());
@@ -250,7 +299,7 @@ impl Datapath {
                 let is_below =
                     |charge: &&Charge| state.tree.ancestors(charge.directory).any(|above| above == slot);
                 let sum_of = |part: fn(&Charge) -> ByteCount| {
-                    state.charges.values().filter(is_below).map(|charge| part(charge).get()).sum()
+                    state.charges.of.values().filter(is_below).map(|charge| part(charge).get()).sum()
                 };
                 let path = state.path_text(slot);
                 assert_eq!(
@@ -264,9 +313,13 @@ impl Datapath {
                     "guessed below {path}"
                 );
             } else if !node.is_detached() {
-                let is_counted = state.charges.contains_key(&slot);
+                let is_counted = state.charges.of.contains_key(&slot);
                 assert_eq!(is_counted, state.charge_of(slot).is_some(), "{} counts", state.path_text(slot));
             }
+        }
+        for (&old, begun) in &state.charges.begun_over {
+            let over = state.charges.of.get(begun).and_then(|charge| charge.over);
+            assert_eq!(over, Some(old), "what counts beside {}", state.path_text(old));
         }
         let handles = state.handles.values().filter(|handle| handle.options.write);
         let kernel = handles.filter(|handle| handle.path == IoPath::Passthrough).count() as u64;

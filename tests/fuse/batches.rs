@@ -17,6 +17,7 @@ in_fast_modes!(
     a_batch_without_room_ends_whatever_is_in_it,
     a_batch_of_more_objects_than_may_be_begun_at_once_is_stored,
     an_object_as_large_as_a_slot_file_is_stored_by_file,
+    what_is_begun_takes_the_place_of_what_stands_there_in_a_full_quota,
 );
 
 fn store(cache: &Cache, objects: &[(String, Vec<u8>)]) -> Vec<Result<(), Error>> {
@@ -130,4 +131,29 @@ fn an_object_as_large_as_a_slot_file_is_stored_by_file(mode: Mode) {
     writer.copy_from_slice(&pattern::object(4, 8 * MIB));
     writer.seal().expect("seal");
     assert_object(&cache.get("begun").expect("get").expect("a hit"), 4);
+}
+
+/// The new versions are begun together, while somebody looks at the old ones, so that nothing can leave for them.
+fn what_is_begun_takes_the_place_of_what_stands_there_in_a_full_quota(mode: Mode) {
+    let (mount, kv) = kv_with(mode, &["capacity=64MiB"]);
+    set_xattr(&kv, "user.tidefs.quota", b"8MiB").expect("a quota");
+    let cache = open(&mount, &kv, mode);
+    let keys: Vec<String> = (0..6).map(|index| format!("k{index}")).collect();
+    for (key, seed) in keys.iter().zip(0..) {
+        cache.put(key, &pattern::object(seed, MIB)).expect("put");
+    }
+    let views = cache.lookup_many(&keys).expect("lookup");
+    assert!(views.iter().all(Option::is_some), "they fit");
+    let sizes: Vec<(&str, usize)> = keys.iter().map(|key| (&**key, MIB)).collect();
+    let mut writers = cache.create_many(&sizes).expect("each takes the place of another one");
+    for (writer, seed) in writers.iter_mut().zip(10..) {
+        writer.copy_from_slice(&pattern::object(seed, MIB));
+    }
+    cache.seal_many(writers).expect("seal");
+    for (index, (view, key)) in views.into_iter().zip(&keys).enumerate() {
+        assert_object(&view.expect("it is viewed"), index);
+        assert_object(&cache.get(key).expect("get").expect("a hit"), 10 + index);
+    }
+    // What was replaced counts no more.
+    drop(cache.create_many(&[("l0", MIB), ("l1", MIB)]).expect("two more have room"));
 }

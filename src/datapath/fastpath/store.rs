@@ -126,8 +126,8 @@ impl Datapath {
         Ok(Begun { slot, segment, parent: target.parent_ino, name: target.name, size, file })
     }
 
-    /// Makes room in the quotas above an object that is to be begun, and does `enter` as soon as there is, before anybody else
-    /// takes it; not at all when its directory was removed.
+    /// Makes room in the quotas above an object that is to be begun, for what it has more than the one whose place it takes, and
+    /// does `enter` as soon as there is, before anybody else takes it; not at all when its directory was removed.
     fn make_room_for_begun(
         &self,
         target: &Target,
@@ -137,7 +137,7 @@ impl Datapath {
         let whole = footprint(size);
         self.make_room_below(whole, |state| {
             let parent = state.living_directory(target.parent_ino).ok()?;
-            let more = whole.saturating_sub(state.counted_under(parent, &target.name));
+            let more = whole.saturating_sub(state.counted_for_begun(parent, &target.name));
             let in_the_way = state.quota_in_the_way(parent, more, None);
             if in_the_way.is_none() {
                 enter(state);
@@ -164,7 +164,7 @@ impl Datapath {
         open.was_opened = true;
         let slot = state.tree.make(target.attributes, Body::File(object));
         state.writing.insert(slot);
-        state.charge_in(slot, target.parent);
+        state.charge_in(slot, target.parent, &target.name);
         let shared = Shared::written(Use::Object(state.tree.ino(slot)), Some(target.shape), size);
         self.fast.segments.lock().known.insert(segment, shared);
         slot
