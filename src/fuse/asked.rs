@@ -58,8 +58,8 @@ impl Asked {
             let asked = self.ask(&datapath, unknown).await;
             self.load_ahead(&datapath, &asked);
             let mut bytes = vec![0; HEADER_BYTES];
-            let answered =
-                answer(&datapath, &self.session, &self.caller, self.command, &self.payload, &mut bytes);
+            let request = (&*self.payload, self.room);
+            let answered = answer(&datapath, &self.session, &self.caller, self.command, request, &mut bytes);
             reply_with(&datapath, self.command, answered.map(drop), &bytes, self.room, reply);
         });
     }

@@ -109,7 +109,7 @@ pub(super) fn ioctl(
         let payload = Box::<[u8]>::from(payload);
         return dispatcher.at_leisure(move || {
             let mut bytes = vec![0; HEADER_BYTES];
-            let answered = answer(&datapath, &session, &caller, command, &payload, &mut bytes);
+            let answered = answer(&datapath, &session, &caller, command, (&*payload, room), &mut bytes);
             reply_with(&datapath, command, answered.map(drop), &bytes, room, reply);
         });
     }
@@ -117,7 +117,7 @@ pub(super) fn ioctl(
         bytes.clear();
         bytes.resize(HEADER_BYTES, 0);
         let (datapath, caller) = (&dispatcher.datapath, caller(request));
-        let answered = answer(datapath, &session, &caller, command, payload, bytes);
+        let answered = answer(datapath, &session, &caller, command, (payload, room), bytes);
         match &answered {
             Ok(first) if first.has_unknown && datapath.cluster().is_some() => {
                 let asked = Asked { session, caller, command, payload: payload.into(), room };
@@ -193,16 +193,17 @@ pub(super) fn with_request<T>(
     call(&request, Some(&place))
 }
 
+/// Does what `payload` asks for and puts its reply together in `bytes`, for which there are `room` bytes.
 pub(super) fn answer(
     datapath: &Arc<Datapath>,
     session: &Session,
     caller: &Caller,
     command: Command,
-    payload: &[u8],
+    (payload, room): (&[u8], usize),
     bytes: &mut Vec<u8>,
 ) -> Result<Reply, Fault> {
     with_request(datapath, session, command, payload, |request, place| {
-        let reply = carry_out(datapath, session, caller, request, bytes)?;
+        let reply = carry_out(datapath, session, caller, request, (&mut *bytes, room))?;
         if let Some(place) = place {
             let (area, target) = (SegmentId(place.area.get()), FileOffset(place.reply_offset.get()));
             if let Err(error) = datapath.write_area(session, area, target, &bytes[HEADER_BYTES..]) {
@@ -258,7 +259,7 @@ fn carry_out(
     session: &Session,
     caller: &Caller,
     request: &Request<'_>,
-    bytes: &mut Vec<u8>,
+    (bytes, room): (&mut Vec<u8>, usize),
 ) -> Result<Reply, Fault> {
     let scope = scope_of(request);
     let (mut count, mut first, mut has_unknown, mut has_no_scope) = (0, 0, false, false);
@@ -390,7 +391,9 @@ fn carry_out(
         // Its reply has no room for a result.
         Body::Follow(_) => return Err(Error::Invalid("a wait needs room for its result").into()),
         Body::Retired => {
-            let retired = datapath.retired_segments(session.retired_seen(), RETIRED_AT_ONCE);
+            // What its client has no room for it is told next time.
+            let fitting = room.saturating_sub(HEADER_BYTES) / size_of::<u64>();
+            let retired = datapath.retired_segments(session.retired_seen(), fitting.min(RETIRED_AT_ONCE));
             session.set_retired_seen(retired.seen);
             first = retired.forgotten;
             retired.segments.iter().for_each(|segment| put(&segment.0.to_le_bytes()));

@@ -14,6 +14,7 @@ use tidefs_control_api::ioctl::{
     PIN_HARD, Pin, Put, Range, Record, Seal, Status, VersionReply, request_number, results,
 };
 use zerocopy::FromBytes as _;
+use zerocopy::little_endian::U64;
 
 use crate::common::sys::set_xattr;
 use crate::common::{Mode, Mount, kernel, pattern, wait};
@@ -412,4 +413,42 @@ fn a_request_whose_directory_was_removed_is_refused_whole() {
     assert_eq!(fs::read(directory.join("key")).expect("what was put").len(), 10);
     let key = fs::metadata(directory.join("key")).expect("stat").ino();
     assert_eq!(ask(key), [Some(Errno::ESTALE); 8], "it is no directory");
+}
+
+#[test]
+fn a_client_with_room_for_few_numbers_is_told_of_all_segments_that_are_no_more() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mount, kv) = kv(Mode::Passthrough);
+    let control = Control::open(&mount);
+    let meet = |seed: u64| {
+        let (key, name) = (kv.join(format!("k{seed}")), format!("kv/k{seed}"));
+        publish_object(&key, seed, MIB);
+        mount.wait_until_closed([&key]);
+        let (first, found) = control.one::<Entry>(Command::Lookup, &Name(name.as_bytes()));
+        assert_eq!(found.status(), Status::Ok);
+        let mut release = Encoder::new(Flags::NONE, 0, 0);
+        assert!(release.push(&Range { first, count: 1 }));
+        control.call(Command::Release, release.finish()).expect("release");
+        fs::remove_file(key).expect("unlink");
+        found.segment.get()
+    };
+    let mut met: Vec<u64> = (0..8).map(meet).collect();
+    let are_gone = || met.iter().all(|&segment| !control.segment(segment).exists());
+    assert!(wait::until(wait::HANG, are_gone));
+    let mut told = Vec::new();
+    loop {
+        let mut payload = Encoder::new(Flags::NONE, 0, 0).finish();
+        payload.resize(HEADER_BYTES + 3 * size_of::<U64>(), 0);
+        let reply = control.call(Command::Retired, payload).expect("a reply");
+        let (_, numbers) = results::<U64>(&reply).expect("a whole reply");
+        if numbers.is_empty() {
+            break;
+        }
+        told.extend(numbers.iter().map(|number| number.get()));
+    }
+    met.sort_unstable();
+    told.sort_unstable();
+    assert_eq!(told, met);
 }
