@@ -18,6 +18,7 @@ in_fast_modes!(
     a_batch_of_more_objects_than_may_be_begun_at_once_is_stored,
     an_object_as_large_as_a_slot_file_is_stored_by_file,
     what_is_begun_takes_the_place_of_what_stands_there_in_a_full_quota,
+    of_a_key_and_one_below_it_the_first_one_is_stored,
 );
 
 fn store(cache: &Cache, objects: &[(String, Vec<u8>)]) -> Vec<Result<(), Error>> {
@@ -156,4 +157,22 @@ fn what_is_begun_takes_the_place_of_what_stands_there_in_a_full_quota(mode: Mode
     }
     // What was replaced counts no more.
     drop(cache.create_many(&[("l0", MIB), ("l1", MIB)]).expect("two more have room"));
+}
+
+/// As files would have it, one after the other.
+fn of_a_key_and_one_below_it_the_first_one_is_stored(mode: Mode) {
+    let (mount, kv) = kv_with(mode, &["capacity=64MiB"]);
+    let cache = open(&mount, &kv, mode);
+    for (keys, failure) in [
+        (["a/b", "a/b/c", "a/other"], libc::ENOTDIR),
+        (["x/b/c/d", "x/b", "x/other"], libc::EISDIR),
+        (["deep", "deep/er/still", "other"], libc::ENOTDIR),
+    ] {
+        let objects = keys.map(|key| (key.to_owned(), vec![7; 40_000]));
+        let stored: Vec<Result<(), i32>> =
+            store(&cache, &objects).into_iter().map(|one| one.map_err(|error| error.errno())).collect();
+        assert_eq!(stored, [Ok(()), Err(failure), Ok(())], "{keys:?}");
+        let found = keys.map(|key| cache.get(key).expect("get").is_some());
+        assert_eq!(found, [true, false, true], "{keys:?}");
+    }
 }

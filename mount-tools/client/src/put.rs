@@ -73,14 +73,17 @@ impl Cache {
     }
 
     /// How many of the objects, from the first on, are stored at once. No two of one key are: what is stored by file is there before
-    /// what is sealed.
+    /// what is sealed. Nor is any whose key is below that of an earlier one: its directory would be made before that one is sealed,
+    /// and take its place.
     fn round<K: AsRef<[u8]>>(&self, objects: &[(K, &[u8])]) -> usize {
         let bytes_max = self.sessions.live().map_or(0, |opened| opened.session.kept_back_max());
         let (mut bytes, mut keys) = (0_usize, HashSet::new());
         let mut count = 0;
         for (key, object) in objects.iter().take(ROUND_MAX) {
+            let key = key.as_ref();
             bytes = bytes.saturating_add(object.len());
-            if bytes > bytes_max || !keys.insert(key.as_ref()) {
+            let is_below_another = directories_of(key).any(|directory| keys.contains(directory));
+            if bytes > bytes_max || is_below_another || !keys.insert(key) {
                 break;
             }
             count += 1;
@@ -109,6 +112,11 @@ impl Cache {
         failures.extend(unsealed.map(|(index, error)| (indices[index], error)));
         failures
     }
+}
+
+/// The directories that a key is below, as keys.
+fn directories_of(key: &[u8]) -> impl Iterator<Item = &[u8]> {
+    key.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(move |(end, _)| &key[..end])
 }
 
 /// Whether something could be stored if there were less else.
