@@ -1,17 +1,19 @@
 //! Requests of the fast path that may take long: they are answered off the session threads.
 //!
 //! What is begun is allocated in full before its client is told of it, a gigabyte in a good part of a second, and others may have
-//! to leave memory for it. Copies have a bound of their own, and what takes long elsewhere is bounded by the number of entries.
+//! to leave memory for it. Copies have a bound of their own, which many objects keep that are made of few bytes each; they and pins
+//! write a record for each entry, which 511 may and 65,536 may not. What takes long elsewhere is bounded by the number of entries.
 
 use tidefs_control_api::ioctl::{Body, Command, Flags, Header, Request};
 use tidefs_engine::types::ByteCount;
 
 use crate::datapath::AREA_MAX;
 
-/// Whether a request begins more than a session thread allocates while others wait for it: as many bytes as it copies at most.
-/// What lies in an area is not looked at, which its client may change meanwhile: such a request has many entries.
+/// Whether a request begins more than a session thread allocates while others wait for it, which is as many bytes as it copies at
+/// most, or writes many records. What lies in an area is not looked at, which its client may change meanwhile: such a request
+/// has many entries.
 pub(super) fn is_long(command: Command, payload: &[u8]) -> bool {
-    if command != Command::Create {
+    if !matches!(command, Command::Create | Command::PutFrom | Command::Pin) {
         return false;
     }
     let is_in_area = |header: Header| Flags(header.flags.get()).has(Flags::IN_AREA) && header.records() > 0;
@@ -29,7 +31,8 @@ pub(super) fn is_long(command: Command, payload: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use tidefs_control_api::ioctl::{Create, Encoder, Name};
+    use tidefs_control_api::ioctl::{AreaCall, Create, Encoder, Name, PIN_HARD, Pin};
+    use zerocopy::IntoBytes as _;
 
     use super::*;
 
@@ -46,5 +49,26 @@ mod tests {
         assert!(!begins(&[]) && !begins(&[most]) && !begins(&[most / 2, most / 2]));
         assert!(begins(&[most + 1]) && begins(&[most / 2, most / 2, 1]) && begins(&[u64::MAX, u64::MAX]));
         assert!(!is_long(Command::Create, b"no request"));
+    }
+
+    #[test]
+    fn what_writes_as_many_records_as_lie_in_an_area_takes_long() {
+        let asks = |flags: Flags, command: Command| {
+            let mut request = Encoder::new(flags, 0, 0);
+            assert!(request.push(&Pin { ttl_s: 0, pin: PIN_HARD, name: Name(b"key") }));
+            let header = request.header();
+            let rest = if flags == Flags::NONE {
+                request.records().to_vec()
+            } else {
+                vec![0; size_of::<AreaCall>()]
+            };
+            is_long(command, &[header.as_bytes(), &rest[..]].concat())
+        };
+        for command in [Command::PutFrom, Command::Pin] {
+            assert!(asks(Flags::IN_AREA, command) && !asks(Flags::NONE, command), "{command:?}");
+        }
+        for command in [Command::Lookup, Command::Prefix, Command::Release, Command::GetInto] {
+            assert!(!asks(Flags::IN_AREA, command), "{command:?}");
+        }
     }
 }

@@ -1,13 +1,17 @@
 //! Requests that take long do not keep those of others waiting, though one thread answers the kernel.
 
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::statvfs::statvfs;
-use tidefs_control_api::ioctl::{Command, Create, Encoder, Entry, Flags, Name, Status, results};
+use tidefs_control_api::ioctl::{
+    AreaCall, Command, Create, Encoder, Entry, Flags, Name, Outcome, Put, Status, results,
+};
+use zerocopy::{FromBytes as _, IntoBytes as _};
 
 use crate::common::modes::in_both_modes;
 use crate::common::sys::{checksum_of, remove_xattr, set_xattr};
@@ -152,6 +156,44 @@ fn many_large_objects_that_are_begun_at_once_keep_nobody_waiting() {
         assert_eq!(begun.iter().filter(|entry| entry.status() == Status::Ok).count(), 20);
         found
     });
+}
+
+#[test]
+fn many_objects_that_are_made_of_an_area_at_once_keep_nobody_waiting() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mount, kv) = kv_with(Mode::Passthrough, &ONE_THREAD);
+    let control = Control::open(&mount);
+    // Records, results, and the bytes of all objects.
+    let places = [0, 2, 3].map(|mib| offset(mib * MIB));
+    let (area, file) = control.area(offset(4 * MIB));
+    file.write_all_at(&[7; 100], places[2]).expect("write the area");
+    let names: Vec<String> = (0..MANY).map(|index| format!("kv/k{index}")).collect();
+    let mut request = Encoder::with_room(Flags::IN_AREA, 0, size_of::<Outcome>(), MIB);
+    for name in &names {
+        let put = Put { area, source: places[2], length: 100, mode: 0o600, name: Name(name.as_bytes()) };
+        assert!(request.push(&put));
+    }
+    file.write_all_at(request.records(), places[0]).expect("write the area");
+    let call = AreaCall {
+        area: area.into(),
+        request_offset: places[0].into(),
+        request_length: offset(request.records().len()).into(),
+        reply_offset: places[1].into(),
+        reply_length: offset(MIB).into(),
+    };
+    let payload = [request.header().as_bytes(), call.as_bytes()].concat();
+    assert_others_are_answered(|| {
+        longest_wait_meanwhile(mount.path(), || {
+            control.call(Command::PutFrom, payload.clone()).expect("a reply");
+        })
+    });
+    let mut last = [0; size_of::<Outcome>()];
+    let at = places[1] + offset((MANY - 1) * last.len());
+    file.read_exact_at(&mut last, at).expect("read the area");
+    assert_eq!(Outcome::read_from_bytes(&last).expect("a result").status(), Status::Ok);
+    assert_eq!(fs::read(kv.join(format!("k{}", MANY - 1))).expect("the last one"), [7; 100]);
 }
 
 fn the_first_use_of_a_large_object_after_a_restart_keeps_nobody_waiting(mode: Mode) {
