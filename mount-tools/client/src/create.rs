@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tidefs_control_api::ioctl::{Command, Create, Entry, Features, Flags, Name, Range, Status};
 
 use crate::session::Session;
-use crate::{Cache, Error, Writer, file, writer};
+use crate::{Cache, Error, Writer, writer};
 
 /// What became of an object to begin.
 pub(crate) enum Begun {
@@ -31,7 +31,7 @@ impl Cache {
     /// # Errors
     /// As [`Cache::create`], of any of them; then none is begun.
     pub fn create_many<K: AsRef<[u8]>>(&self, objects: &[(K, usize)]) -> Result<Vec<Writer>, Error> {
-        objects.iter().try_for_each(|(key, _)| file::check_new(key.as_ref()))?;
+        objects.iter().try_for_each(|(key, _)| self.files.check_new(key.as_ref()))?;
         let begun = self.begin_all(objects).into_iter().zip(objects);
         let writers = begun.map(|(begun, (key, size))| match begun {
             Begun::Writer(writer) => Ok(writer),

@@ -142,7 +142,9 @@ fn advice(source: &io::Error) -> &'static str {
             "; see the owner and the mode of it and of the directories above it"
         }
         Some(libc::ENOTCONN | libc::ECONNABORTED) => "; try again once the daemon serves the mount again",
-        Some(libc::ENAMETOOLONG) => "; a key has up to 4095 bytes, and 255 between two slashes",
+        Some(libc::ENAMETOOLONG) => {
+            "; the path of a key's file has up to 4095 bytes, and 255 between two slashes"
+        }
         _ => "",
     }
 }

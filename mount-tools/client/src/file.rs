@@ -27,17 +27,6 @@ pub(crate) fn check(key: &[u8]) -> Result<&[u8], Error> {
     if key.split(|&byte| byte == b'/').all(is_part) { Ok(key) } else { Err(Error::bad_key(key)) }
 }
 
-/// Checks the key of an object that is to be made: no file has a longer one. Looking for it is a miss.
-pub(crate) fn check_new(key: &[u8]) -> Result<(), Error> {
-    check(key)?;
-    let is_short = |part: &[u8]| part.len() <= NAME_BYTES_MAX;
-    if key.len() < PATH_BYTES_MAX && key.split(|&byte| byte == b'/').all(is_short) {
-        return Ok(());
-    }
-    let shown = Path::new(OsStr::from_bytes(&key[..key.len().min(PATH_BYTES_MAX)]));
-    Err(Error::at("create an object", shown)(io::Error::from_raw_os_error(libc::ENAMETOOLONG)))
-}
-
 /// The files of a cache.
 #[derive(Debug)]
 pub(crate) struct Files {
@@ -60,6 +49,19 @@ impl Files {
     /// The file of a key.
     pub(crate) fn path_of(&self, key: &[u8]) -> PathBuf {
         self.directory.join(OsStr::from_bytes(key))
+    }
+
+    /// Checks the key of an object that is to be made: no file has a longer path, and what is below memory, or of another host, is
+    /// read by that. Looking for it is a miss.
+    pub(crate) fn check_new(&self, key: &[u8]) -> Result<(), Error> {
+        check(key)?;
+        let is_short = |part: &[u8]| part.len() <= NAME_BYTES_MAX;
+        let path = self.path_of(key);
+        if path.as_os_str().len() < PATH_BYTES_MAX && key.split(|&byte| byte == b'/').all(is_short) {
+            return Ok(());
+        }
+        let shown = Path::new(OsStr::from_bytes(&key[..key.len().min(PATH_BYTES_MAX)]));
+        Err(Error::at("create an object", shown)(io::Error::from_raw_os_error(libc::ENAMETOOLONG)))
     }
 
     /// Permissions that open(2) would give a new one.
@@ -276,18 +278,31 @@ mod tests {
 
     #[test]
     fn keys_are_paths_below_the_cache() {
+        let files = Files::below(PathBuf::new());
         for good in [&b"a"[..], b"a/b", b"a/.b", b"\xff/..c"] {
             assert!(check(good).is_ok(), "{good:?}");
         }
         for bad in [&b""[..], b"/a", b"a/", b"a//b", b"../a", b"a/./b", b"a\0"] {
             assert!(matches!(check(bad), Err(Error::BadKey { .. })), "{bad:?}");
-            assert!(matches!(check_new(bad), Err(Error::BadKey { .. })), "{bad:?}");
+            assert!(matches!(files.check_new(bad), Err(Error::BadKey { .. })), "{bad:?}");
         }
         for (length, count, is_made) in [(255, 1, true), (256, 1, false), (255, 16, true), (255, 17, false)] {
             let key = vec!["n".repeat(length); count].join("/");
             assert!(check(key.as_bytes()).is_ok());
-            let made = check_new(key.as_bytes()).map_err(|error| error.errno());
+            let made = files.check_new(key.as_bytes()).map_err(|error| error.errno());
             assert_eq!(made, if is_made { Ok(()) } else { Err(libc::ENAMETOOLONG) }, "{count} of {length}");
+        }
+    }
+
+    #[test]
+    fn a_key_by_which_no_file_is_found_below_the_cache_is_not_made() {
+        let directory = PathBuf::from("/mnt/kv");
+        let most = PATH_BYTES_MAX - 1 - "/mnt/kv/".len();
+        let files = Files::below(directory);
+        for (length, is_made) in [(most, true), (most + 1, false)] {
+            let above = vec!["n".repeat(NAME_BYTES_MAX); 15].join("/");
+            let key = format!("{above}/{}", "n".repeat(length - above.len() - 1));
+            assert_eq!(files.check_new(key.as_bytes()).is_ok(), is_made, "{} bytes", key.len());
         }
     }
 

@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 
 use crate::create::Begun;
-use crate::{Cache, Error, file, writer};
+use crate::{Cache, Error, writer};
 
 /// Objects of one round: a request or two.
 const ROUND_MAX: usize = 512;
@@ -47,7 +47,7 @@ impl Cache {
 
     /// Stores objects, and returns the failures, each with the index of its object.
     fn store<K: AsRef<[u8]>>(&self, objects: &[(K, &[u8])]) -> Result<Vec<(usize, Error)>, Error> {
-        objects.iter().try_for_each(|(key, _)| file::check_new(key.as_ref()))?;
+        objects.iter().try_for_each(|(key, _)| self.files.check_new(key.as_ref()))?;
         let (mut failures, mut start) = (Vec::new(), 0);
         // Length of the smallest object for which there was no room when it was tried alone.
         let mut too_long = usize::MAX;
