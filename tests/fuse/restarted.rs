@@ -30,7 +30,7 @@ fn a_cache_maps_objects_again_when_its_daemon_was_killed_and_started_again() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     let of_tasks = runtime.block_on(AsyncCache::open(&kv)).expect("the cache opens");
     put(&cache, "key", 1);
-    let (before, begun) = (get(&cache, "key", 1), cache.create("begun", MIB).expect("create"));
+    let (before, mut begun) = (get(&cache, "key", 1), cache.create("begun", MIB).expect("create"));
     assert!(before.is_mapped() && begun.is_mapped());
 
     mount.kill9();
@@ -38,6 +38,8 @@ fn a_cache_maps_objects_again_when_its_daemon_was_killed_and_started_again() {
     let found = wait::within(HANG, move || meanwhile.get("key")).expect("a dead mount answers");
     assert!(is_of_dead_mount(&found.expect_err("there is no daemon")));
     assert!(!cache.is_fast(), "all is done by file");
+    let error = begun.ready(0..1).expect_err("nobody can be shown it");
+    assert!(is_of_dead_mount(&error) && error.to_string().contains("kv/begun"), "{error}");
     assert_object(&before, 1);
 
     mount.restart();

@@ -223,14 +223,16 @@ impl Part {
     /// # Errors
     /// [`Error::Io`], also when the object was sealed or given up meanwhile: its number is given to no other.
     pub fn show(self) -> Result<(), Error> {
+        const OPERATION: &str = "show a part of an object";
         let Some((session, record, path)) = self.0 else { return Ok(()) };
         let mut status = None;
-        session.each(Command::Ready, Flags::NONE, &[record], |_, _, outcomes: &[Outcome]| {
+        let asked = session.each(Command::Ready, Flags::NONE, &[record], |_, _, outcomes: &[Outcome]| {
             status = outcomes.first().map(Outcome::status);
-        })?;
+        });
+        asked.map_err(|error| Error::at(OPERATION, &path)(error.to_io()))?;
         match status {
             Some(Status::Ok) => Ok(()),
-            Some(status) => Err(Error::of("show a part of an object", &path, status)),
+            Some(status) => Err(Error::of(OPERATION, &path, status)),
             None => Err(Error::BadReply),
         }
     }
