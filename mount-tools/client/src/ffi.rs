@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, IntoRawFd as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tidefs_control_api::ioctl::{Command, request_number};
 
@@ -71,27 +71,35 @@ static FORKS: AtomicU64 = AtomicU64::new(0);
 /// Forks of this process and of those above it, each up to the fork that led to this one.
 static CHILDREN: AtomicU64 = AtomicU64::new(0);
 
+/// Whether they are counted.
+static ARE_COUNTED: AtomicBool = AtomicBool::new(false);
+/// Held while that begins.
+static BEGINNING: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
+
 /// Has forks counted from now on, if they are not yet.
 ///
 /// # Errors
 /// What pthread_atfork(3) says.
 pub(crate) fn count_forks() -> io::Result<()> {
-    static IS_COUNTED: parking_lot::Mutex<bool> = parking_lot::Mutex::new(false);
     extern "C" fn count() {
         FORKS.fetch_add(1, Ordering::Relaxed);
     }
     extern "C" fn count_child() {
         CHILDREN.fetch_add(1, Ordering::Relaxed);
     }
-    let mut is_counted = IS_COUNTED.lock();
-    if !*is_counted {
+    // A child that opens its own cache takes no lock here: another thread of its parent may have held it at the fork.
+    if ARE_COUNTED.load(Ordering::Acquire) {
+        return Ok(());
+    }
+    let _alone = BEGINNING.lock();
+    if !ARE_COUNTED.load(Ordering::Acquire) {
         // SAFETY: in the child of a program with threads the handler does one atomic addition, which is async-signal-safe, and so
         // does the one before the fork; the C library forgets both when this code is unloaded.
         let outcome = unsafe { libc::pthread_atfork(Some(count_child), None, Some(count)) };
         if outcome != 0 {
             return Err(io::Error::from_raw_os_error(outcome));
         }
-        *is_counted = true;
+        ARE_COUNTED.store(true, Ordering::Release);
     }
     Ok(())
 }
@@ -109,6 +117,26 @@ pub(crate) fn children() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_child_waits_for_no_thread_of_its_parent_that_opens_a_cache() {
+        count_forks().unwrap();
+        let held = BEGINNING.lock();
+        // SAFETY: the child does what is async-signal-safe, unless it waits for the lock; then a signal ends it.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: it takes a number.
+            unsafe { libc::alarm(20) };
+            let status = i32::from(count_forks().is_err());
+            // SAFETY: it takes a number.
+            unsafe { libc::_exit(status) };
+        }
+        drop(held);
+        let mut status = 0;
+        // SAFETY: the status may be written.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 0));
+    }
 
     #[test]
     fn a_child_knows_that_it_is_one() {
