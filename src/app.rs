@@ -6,6 +6,7 @@
 mod background;
 mod check;
 mod cluster;
+mod limits;
 mod logging;
 mod memory_groups;
 mod mount_point;
@@ -125,10 +126,10 @@ fn serve(arguments: &DaemonArgs) -> Result<(), Failure> {
     }
     let secrets = Secrets::read(&effective)?;
     logging::start(&effective.config);
+    limits::raise();
     for ignored in &effective.ignored_options {
         tracing::info!(option = ?ignored, "a mount option means nothing here and is ignored");
     }
-    raise_descriptor_limit();
     crate::ffi::keep_tables_in_mappings();
     let lock = take_lock(&effective, &mount_dir)?;
     let usable = match table.tidefs_at(&mount_dir) {
@@ -191,17 +192,6 @@ fn take_lock(effective: &Effective, mount_dir: &Path) -> Result<InstanceLock, Fa
             }
             outcome => return outcome.map_err(|error| Failure::new(ExitStatus::Environment, error)),
         }
-    }
-}
-
-/// One descriptor per open file: as many as the system allows.
-fn raise_descriptor_limit() {
-    use nix::sys::resource::{Resource, getrlimit, setrlimit};
-    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
-        && soft < hard
-        && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
-    {
-        tracing::warn!(soft, hard, %error, "the limit of open files could not be raised");
     }
 }
 

@@ -7,9 +7,9 @@ use std::thread;
 
 use nix::sys::signal::{SigAction, Signal, sigaction};
 
-/// Installs a signal handler that only stores to an atomic. Returns what was done with the signal before.
+/// Installs a signal handler that stores to an atomic at most. Returns what was done with the signal before.
 pub(crate) fn install(signal: Signal, action: &SigAction) -> nix::Result<SigAction> {
-    // SAFETY: the handlers given here store to an atomic and nothing else, which signal-safety(7) allows; what the process started
+    // SAFETY: the handlers given here store to an atomic or do nothing, which signal-safety(7) allows; what the process started
     // with is to ignore a signal, or the default.
     unsafe { sigaction(signal, action) }
 }

@@ -81,8 +81,8 @@ pub enum Error {
         /// What there is.
         capacity: ByteCount,
     },
-    /// A length that no file of the scratch disk's file system can have.
-    #[error("longer than any file on the scratch disk can be")]
+    /// A length that no file of the scratch disk's file system can have, or none that this daemon may make.
+    #[error("longer than a file of the scratch disk can be, or than one of this daemon may be (`ulimit -f`)")]
     TooLong,
     /// The extended attribute is not set.
     #[error("no such attribute")]
@@ -113,7 +113,10 @@ pub enum Error {
 impl Error {
     /// Wraps an I/O error with what was tried.
     pub(crate) fn io(operation: &'static str) -> impl FnOnce(io::Error) -> Self {
-        move |source| Self::Io { operation, source }
+        move |source| match source.kind() {
+            io::ErrorKind::FileTooLarge => Self::TooLong,
+            _ => Self::Io { operation, source },
+        }
     }
 }
 
@@ -145,6 +148,9 @@ impl From<MemoryError> for Error {
         }
         if matches!(error, MemoryError::Stale { .. }) {
             return Self::Stale;
+        }
+        if error.is_too_long() {
+            return Self::TooLong;
         }
         Self::Io { operation: "memory tier", source: io::Error::other(error) }
     }

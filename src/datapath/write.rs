@@ -120,12 +120,15 @@ impl Datapath {
         let refusal = match error {
             Error::OverQuota { slot, quota, .. } => Refusal::OverQuota { directory: *slot, quota: *quota },
             Error::ScratchFull(_) => Refusal::ScratchFull,
-            Error::NothingEvictable { .. } | Error::TooLarge { .. } => Refusal::NoRoom,
+            Error::NothingEvictable { .. } | Error::TooLarge { .. } | Error::TooLong => Refusal::NoRoom,
             _ => return,
         };
+        // A slot file is what was written to it, however long it was to be.
+        let keeps_slot_file = matches!(error, Error::TooLong);
         let mut state = self.lock();
         if let Some(object) = state.object_mut(slot)
             && object.phase == Phase::Writing
+            && !(keeps_slot_file && object.is_slot_file())
         {
             object.open_mut().refused = Some(refusal);
         }

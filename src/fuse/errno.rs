@@ -24,7 +24,7 @@ pub(super) fn errno(error: &Error) -> Errno {
         Error::ScratchFull(_) => Errno::ENOSPC, // the disk of slot files, or its share, is full
         Error::AttributesFull => Errno::ENOSPC, // one file has as many attributes as it may
         Error::TooLarge { .. } => Errno::EFBIG, // larger than the cache can ever hold
-        Error::TooLong => Errno::EFBIG, // longer than any file on the scratch disk can be
+        Error::TooLong => Errno::EFBIG, // longer than a file of the scratch disk, or of the daemon, can be
         Error::OtherPlace => Errno::from_i32(libc::EXDEV), // a directory of a cluster is renamed
         Error::NotAgreed => Errno::from_i32(libc::ETIMEDOUT), // the coordinator is away: policy, owner and mode of directories cannot change
         Error::Unanswered => Errno::EBUSY, // a host that may hold something in the directory does not answer

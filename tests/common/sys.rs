@@ -104,13 +104,25 @@ pub(crate) fn rename_with(from: &Path, to: &Path, flags: u32) -> Result<(), Errn
 /// Lets the process `pid` open no descriptor with this number or above. Returns where it was let until now.
 #[track_caller]
 pub(crate) fn limit_files(pid: Pid, limit: u64) -> u64 {
+    set_limit(pid, libc::RLIMIT_NOFILE, limit)
+}
+
+/// Lets the process `pid` make no file longer than this. Returns how long it was let until now.
+#[track_caller]
+pub(crate) fn limit_file_size(pid: Pid, limit: u64) -> u64 {
+    set_limit(pid, libc::RLIMIT_FSIZE, limit)
+}
+
+/// Gives a process another soft limit. Returns the one before.
+#[track_caller]
+fn set_limit(pid: Pid, resource: libc::__rlimit_resource_t, limit: u64) -> u64 {
     let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: no new limit is given, and `before` is writable.
-    let told = unsafe { libc::prlimit(pid.as_raw(), libc::RLIMIT_NOFILE, ptr::null(), &raw mut before) };
+    let told = unsafe { libc::prlimit(pid.as_raw(), resource, ptr::null(), &raw mut before) };
     Errno::result(told).expect("the limit of a process of ours");
     let after = libc::rlimit { rlim_cur: limit, ..before };
     // SAFETY: `after` is readable, and the old limit is not asked for.
-    let set = unsafe { libc::prlimit(pid.as_raw(), libc::RLIMIT_NOFILE, &raw const after, ptr::null_mut()) };
+    let set = unsafe { libc::prlimit(pid.as_raw(), resource, &raw const after, ptr::null_mut()) };
     Errno::result(set).expect("a limit no higher than it may be");
     before.rlim_cur
 }

@@ -119,6 +119,12 @@ impl MemoryError {
         }
     }
 
+    /// True when the system lets this process make no file of that length.
+    #[must_use]
+    pub fn is_too_long(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::FileTooLarge)
+    }
+
     /// True when the object or segment that was named is there no more.
     #[must_use]
     pub fn is_gone(&self) -> bool {
