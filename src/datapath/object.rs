@@ -166,6 +166,9 @@ pub struct OpenState {
     pub closing: bool,
     /// Monotonic milliseconds at which the last close was announced.
     pub announced_at_ms: u64,
+    /// All who write this hidden version had announced their close when another one was published under its name: that one stands,
+    /// however late the RELEASE of this one comes.
+    pub is_overtaken: bool,
     /// A writer was killed while it had the file open.
     pub writer_killed: Option<ProcessId>,
     /// Whether that was a child of who opened it, whose own last close decides nevertheless.
@@ -239,6 +242,12 @@ impl OpenState {
             self.writer_processes.len() - 1
         });
         &mut self.writer_processes[index]
+    }
+
+    /// Whether all who have it open for writing have announced their close, as far as is known, and nobody is about to come.
+    #[must_use]
+    pub fn is_closed_by_all(&self) -> bool {
+        self.writers > 0 && self.flushed == self.writers && self.expected.is_empty()
     }
 
     /// A handle of `process` does not write any more: one of its descriptors was closed.
@@ -342,8 +351,7 @@ impl Object {
     #[must_use]
     pub fn is_about_to_show(&self, announced_ms: RangeInclusive<u64>) -> bool {
         let is_closed = |open: &OpenState| {
-            let is_whole = open.writers > 0 && open.flushed == open.writers && open.expected.is_empty();
-            open.closing && is_whole && announced_ms.contains(&open.announced_at_ms)
+            open.closing && open.is_closed_by_all() && announced_ms.contains(&open.announced_at_ms)
         };
         self.phase == Phase::Writing && self.open.as_deref().is_some_and(is_closed)
     }

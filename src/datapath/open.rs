@@ -379,7 +379,7 @@ impl Datapath {
             let open = object.open_mut();
             if options.write {
                 open.writers += 1;
-                open.closing = false;
+                (open.closing, open.is_overtaken) = (false, false);
                 open.was_opened = true;
                 open.expected.retain(|&(thread, _)| thread != caller.thread);
                 open.writer(process).writing += 1;

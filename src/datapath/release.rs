@@ -61,7 +61,7 @@ impl Datapath {
         let was_shown = object.marks.has(Marks::SHOWN);
         let open = object.open_mut();
         if may_be_last {
-            open.closing = true;
+            (open.closing, open.is_overtaken) = (true, false);
             open.announced_at_ms = now_ms;
         }
         if fate != WriterFate::Killed && open.was_child_killed {
@@ -304,10 +304,11 @@ impl Datapath {
     pub(super) fn end_writing(&self, state: &mut State, slot: Slot, afterwards: &mut Afterwards) {
         let stat = self.stat_of(state, slot);
         state.tree.node_mut(slot).attributes.mtime_ns = stat.attributes.mtime_ns;
-        let open = state.object(slot).and_then(|object| object.open.as_ref());
+        let open = state.object(slot).and_then(|object| object.open.as_deref());
         let is_pending = open.is_some_and(|open| open.supersedes.is_some());
-        if open.is_some_and(|open| open.withdrawn == Some((stat.size, stat.attributes.mtime_ns))) {
-            // All hosts had it for a while, until another one replaced or removed it.
+        let is_withdrawn = |open: &OpenState| open.withdrawn == Some((stat.size, stat.attributes.mtime_ns));
+        if open.is_some_and(|open| open.is_overtaken || is_withdrawn(open)) {
+            // All hosts had it for a while, until another one replaced or removed it, or it was closed before what stands there.
             afterwards.doomed.push(state.discard_writing(slot));
             return;
         }

@@ -13,7 +13,7 @@ use super::object::Refusal;
 use super::regroup::{Changes, Walk};
 use super::release::Afterwards;
 use super::room::footprint;
-use super::{Caller, Credentials, Datapath, Error, Marks, Phase, State, key_hash};
+use super::{Caller, Credentials, Datapath, Error, Marks, Object, Phase, State, key_hash};
 use crate::namespace::{Ino, Name, Slot};
 use crate::tier::eviction::Departure;
 use crate::tier::scratch::ScratchError;
@@ -109,7 +109,7 @@ impl Datapath {
             let state = self.lock();
             let target = state.slot_of(new_parent)?;
             let object = state.object(slot);
-            if object.is_none_or(super::Object::is_slot_file) {
+            if object.is_none_or(Object::is_slot_file) {
                 return Ok(());
             }
             let is_sealed = object.is_some_and(|object| object.phase == Phase::Sealed);
@@ -332,17 +332,21 @@ impl Datapath {
         let (current, next) = state.versions_of(old);
         let next = next.filter(|&next| next != newcomer);
         let heir = next.filter(|_| keeps_heir && current.is_some());
+        if let Some(open) = heir.and_then(|heir| state.object_mut(heir)).map(Object::open_mut) {
+            // What was closed before this does not replace it.
+            open.is_overtaken = open.is_closed_by_all();
+        }
         if heir.is_some() && state.tree.node(newcomer).lookups > 0 {
             // The kernel shows it to everyone under its new name, and to one process that stands for the heir.
             afterwards.changed.push(state.tree.ino(newcomer));
             // While somebody has it open, who asks for its attributes may do so for a descriptor, and is told them.
-            afterwards.moved_open |= state.object(newcomer).is_some_and(super::Object::is_open);
+            afterwards.moved_open |= state.object(newcomer).is_some_and(Object::is_open);
         }
         if let Some(next) = next.filter(|_| heir.is_none()) {
             afterwards.doomed.push(state.discard_writing(next));
         }
         if let Some(current) = current {
-            if state.object(newcomer).is_some_and(super::Object::is_slot_file) && !self.is_temporary(name) {
+            if state.object(newcomer).is_some_and(Object::is_slot_file) && !self.is_temporary(name) {
                 // The newcomer itself is told to nobody.
                 let stamp = state.sealed_stamp(current).filter(|_| state.has_members());
                 let path = || state.path_of_child(parent, name.as_bytes());

@@ -31,6 +31,7 @@ mod depth;
 mod expiry;
 mod fate;
 mod interleaved;
+mod late_close;
 mod leftover;
 mod meanwhile;
 mod member;

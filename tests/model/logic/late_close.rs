@@ -1,0 +1,65 @@
+//! A RELEASE that comes long after the close(2) which it ends: the kernel sends it when it likes.
+
+use tidefs_engine::types::ByteCount;
+
+use super::Logic;
+use super::resent::CREATE;
+use crate::common::pattern::bytes;
+use crate::setup::Setup;
+use crate::system::{Open, System, Token, WATCHER};
+
+const LENGTH: usize = 50_000;
+/// Two processes that write the same key.
+const WRITER: usize = 0;
+const PUBLISHER: usize = 1;
+
+/// Publishes a version of `k` by a rename.
+fn publish(logic: &mut Logic, seed: u64) {
+    let token = logic.open(PUBLISHER, "k.tmp", CREATE).expect("create");
+    logic.write(PUBLISHER, token, 0, &bytes(seed, LENGTH)).expect("there is room");
+    logic.close(PUBLISHER, token);
+    logic.rename(PUBLISHER, "k.tmp", "k", false).expect("the rename");
+}
+
+/// A cache with a version of `k`, over which another one was written and closed but for its RELEASE.
+fn closed_before_its_release() -> (Logic, Token) {
+    let mut logic = Logic::new(Setup::of(ByteCount::mib(2)));
+    publish(&mut logic, 1);
+    let rewrite = Open { write: true, create: true, truncate: true, ..Open::default() };
+    let token = logic.open(WRITER, "k", rewrite).expect("open");
+    logic.write(WRITER, token, 0, &bytes(2, LENGTH)).expect("there is room");
+    logic.flush(WRITER, token);
+    (logic, token)
+}
+
+/// The RELEASE comes.
+fn release(logic: &mut Logic, token: Token) {
+    let (handle, _) = logic.handles.remove(&token).expect("it is open");
+    logic.datapath().release(handle);
+}
+
+#[track_caller]
+fn assert_stands(logic: &mut Logic, seed: u64) {
+    let found = logic.open(WATCHER, "k", Open { read: true, ..Open::default() }).expect("it is there");
+    assert!(logic.read(WATCHER, found, 0, 2 * LENGTH).expect("read") == bytes(seed, LENGTH), "not {seed}");
+    logic.close(WATCHER, found);
+    logic.assert_all_is_accounted_for();
+}
+
+/// Who renames looks the name up before, and waits for a close that was announced: a while only.
+#[test]
+fn what_was_closed_before_another_version_was_published_does_not_take_its_place_when_its_release_is_late() {
+    let (mut logic, token) = closed_before_its_release();
+    publish(&mut logic, 3);
+    release(&mut logic, token);
+    assert_stands(&mut logic, 3);
+}
+
+/// Of a file with several descriptors the first close is announced like the last.
+#[test]
+fn what_is_closed_after_another_version_was_published_takes_its_place() {
+    let (mut logic, token) = closed_before_its_release();
+    publish(&mut logic, 3);
+    logic.close(WRITER, token);
+    assert_stands(&mut logic, 2);
+}
