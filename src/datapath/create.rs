@@ -82,8 +82,7 @@ impl Datapath {
         let (parent, is_limited, is_scratch) = {
             let state = self.lock();
             let parent = state.living_directory(parent)?;
-            let is_scratch = state.effective_policy(parent).record.scratch == Some(true);
-            (parent, state.has_quota(parent), is_scratch)
+            (parent, state.has_quota(parent), state.makes_slot_files(parent))
         };
         if is_scratch {
             // Served by the daemon, which counts what it takes of the disk.

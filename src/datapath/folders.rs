@@ -1,5 +1,8 @@
 //! What the cache keeps of each directory: its policy, what is stored below it, and how large its objects are.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use hashbrown::{HashMap, HashSet};
 use tidefs_engine::types::{ByteCount, ObjectCount, PAGE};
 
@@ -71,6 +74,10 @@ pub(super) struct Folders {
     by_slot: HashMap<Slot, Folder>,
     /// Those of them that have a floor.
     floors: HashSet<Slot>,
+    /// Those of them that say that files below are slot files.
+    slot_directories: HashSet<Slot>,
+    /// How many these are, for who does not have the lock.
+    slot_directory_count: Arc<AtomicUsize>,
 }
 
 /// A quota that something would pass.
@@ -110,7 +117,12 @@ impl EffectivePolicy {
 
 impl Folders {
     pub(super) fn new(root_domain: DomainId) -> Self {
-        let mut folders = Self { by_slot: HashMap::new(), floors: HashSet::new() };
+        let mut folders = Self {
+            by_slot: HashMap::new(),
+            floors: HashSet::new(),
+            slot_directories: HashSet::new(),
+            slot_directory_count: Arc::default(),
+        };
         folders.insert(Slot::ROOT, PolicyRecord::default(), root_domain);
         folders
     }
@@ -131,30 +143,40 @@ impl Folders {
             misses: 0,
             evicted: 0,
         };
-        self.note_floor(slot, folder.policy.floor.is_some());
+        self.note(slot, facts_of(&folder.policy));
         self.by_slot.insert(slot, folder);
     }
 
-    fn note_floor(&mut self, slot: Slot, has_floor: bool) {
-        if has_floor {
-            self.floors.insert(slot);
-        } else {
-            self.floors.remove(&slot);
+    /// Notes the directory in `slot` among those of its kind.
+    fn note(&mut self, slot: Slot, (has_floor, makes_slot_files): (bool, bool)) {
+        for (noted, is_one) in [(&mut self.floors, has_floor), (&mut self.slot_directories, makes_slot_files)]
+        {
+            if is_one {
+                noted.insert(slot);
+            } else {
+                noted.remove(&slot);
+            }
         }
+        self.slot_directory_count.store(self.slot_directories.len(), Ordering::Relaxed);
     }
 
     pub(super) fn remove(&mut self, slot: Slot) {
         self.by_slot.remove(&slot);
-        self.note_floor(slot, false);
+        self.note(slot, (false, false));
     }
 
     /// Gives the directory in `slot` another policy of its own. Returns the policy again when there is no such directory.
     pub(super) fn set_policy(&mut self, slot: Slot, policy: PolicyRecord) -> Option<PolicyRecord> {
         let Some(folder) = self.by_slot.get_mut(&slot) else { return Some(policy) };
-        let has_floor = policy.floor.is_some();
+        let facts = facts_of(&policy);
         folder.policy = policy;
-        self.note_floor(slot, has_floor);
+        self.note(slot, facts);
         None
+    }
+
+    /// How many directories say that files below them are slot files, as it will change.
+    pub(super) fn slot_directories(&self) -> Arc<AtomicUsize> {
+        Arc::clone(&self.slot_directory_count)
     }
 
     /// Whether any directory has a floor.
@@ -226,6 +248,11 @@ impl Folders {
     }
 }
 
+/// What is noted of a directory with this policy of its own: whether it has a floor, and makes slot files of what is below.
+fn facts_of(policy: &PolicyRecord) -> (bool, bool) {
+    (policy.floor.is_some(), policy.scratch == Some(true))
+}
+
 /// A change of what is stored below a directory.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Change {
@@ -260,6 +287,13 @@ impl State {
             policy.record.pin = None;
         }
         policy
+    }
+
+    /// Whether files that are made in `directory` are slot files: as [`State::effective_policy`] has it, which is more work.
+    pub(super) fn makes_slot_files(&self, directory: Slot) -> bool {
+        let own = |ancestor| self.folders.get(ancestor)?.policy.scratch;
+        !self.folders.slot_directories.is_empty()
+            && self.tree.ancestors(directory).find_map(own) == Some(true)
     }
 
     /// When the soft pin in force on a sealed object ends: its time counts from the object's seal, or from when the pin was

@@ -69,6 +69,8 @@ mod slot_file;
 mod ssd;
 mod stat;
 mod storing;
+#[cfg(test)]
+mod testing;
 mod unsealed;
 mod verify;
 mod victims;
@@ -81,7 +83,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::hash::{BuildHasher as _, Hasher as _};
 use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use hashbrown::{HashMap, HashSet};
@@ -244,6 +246,8 @@ pub struct Datapath {
     /// Held by who goes through a directory whose policy changed. Never taken under the state's lock.
     regrouping: Mutex<()>,
     moves: moves::Moves,
+    /// How many directories say that files below them are slot files.
+    slot_directories: Arc<AtomicUsize>,
     /// How often no page was found to be left, each a moment at which a passthrough write may have been cut short.
     ends_of_room: AtomicU64,
     keeper: OnceLock<std::thread::Thread>,
@@ -304,7 +308,7 @@ impl Datapath {
             pin_end_of: HashMap::new(),
             unpinned: HashSet::new(),
             misses: misses::Misses::default(),
-            resent: lru::LruCache::new(RESENT_MAX),
+            resent: lru::LruCache::new(resent::RESENT_MAX),
             writing: BTreeSet::new(),
             parked: BTreeSet::new(),
             parked_open: VecDeque::new(),
@@ -321,14 +325,15 @@ impl Datapath {
             sealed_objects: 0,
             class_seed: std::hash::RandomState::new().build_hasher().finish(),
         };
-        let fast = fastpath::FastPath::new(settings.capacity);
-        let blanks = blank::Blanks::new(settings.capacity);
         Self {
+            slot_directories: state.folders.slot_directories(),
             state: Mutex::new(state),
             released: Condvar::new(),
             tier,
             scratch,
             clock,
+            fast: fastpath::FastPath::new(settings.capacity),
+            blanks: blank::Blanks::new(settings.capacity),
             settings,
             telemetry,
             kernel: OnceLock::new(),
@@ -350,8 +355,6 @@ impl Datapath {
             slow_loads: AtomicU64::new(0),
             loading_ahead: AtomicU64::new(0),
             loader: Loader::default(),
-            blanks,
-            fast,
             names_can_be_told: AtomicBool::new(false),
         }
     }
@@ -421,9 +424,6 @@ impl Datapath {
         (self.settings.is_temporary)(OsStr::from_bytes(name.as_bytes()))
     }
 }
-
-/// How many callers are remembered that were sent to look a name up again.
-const RESENT_MAX: std::num::NonZeroUsize = std::num::NonZeroUsize::new(1024).expect("1024 is not zero");
 
 /// Hash of a key: its directory and its name there. A directory that moves takes the keys of its entries along.
 fn key_hash(directory: DirectoryId, name: &[u8]) -> KeyHash {

@@ -76,8 +76,12 @@ impl Moves {
     /// Whether somebody has the file in `slot` alone. Waits for nothing.
     pub(super) fn is_under_way(&self, slot: Slot) -> bool {
         // Who misses one that begins right now waits for it, as who came a moment later would.
+        self.are_any_under_way() && self.files.lock().get(&slot).is_some_and(|file| file.is_alone)
+    }
+
+    /// Whether somebody has any file alone. Waits for nothing.
+    pub(super) fn are_any_under_way(&self) -> bool {
         self.alone.load(Ordering::Relaxed) > 0
-            && self.files.lock().get(&slot).is_some_and(|file| file.is_alone)
     }
 
     fn end(&self, slot: Slot, end: impl FnOnce(&mut Use)) {

@@ -4,6 +4,7 @@
 //! do_filp_open, namei.c); a second ESTALE is what the program gets. So a writer that was sent is given a version to
 //! write when it looks the name up, and that version waits for it: nothing that others do before its open takes it away.
 
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use xxhash_rust::xxh3::xxh3_64;
@@ -24,6 +25,9 @@ const FOUND: Duration = Duration::from_secs(2);
 /// How long after it found nothing a thread is taken to look once more within the same system call: it does at once. What that
 /// finds may take longer: others are asked.
 const LOOKS_AGAIN: Duration = Duration::from_millis(100);
+
+/// How many callers are remembered that were sent to look a name up again.
+pub(super) const RESENT_MAX: NonZeroUsize = NonZeroUsize::new(1024).expect("1024 is not zero");
 
 /// Who was sent. Callers that the daemon cannot tell apart are told apart by the names that they were sent for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -12,6 +12,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use nix::errno::Errno;
 use nix::unistd::{Whence, lseek};
@@ -115,12 +116,21 @@ impl Datapath {
     }
 
     /// Whether creating `name` in `parent` may wait for a disk: it is to be a slot file, or one stands there that is to be cut.
+    ///
+    /// Hot path: mostly there is nothing to wait for, which costs a look at each, and no lock.
     #[must_use]
     pub fn is_long_to_create(&self, parent: Ino, name: &[u8], options: OpenOptions) -> bool {
+        let may_wait = self.slot_directories.load(Ordering::Relaxed) > 0
+            || self.scratch.files() > 0
+            || self.moves.are_any_under_way()
+            || self.has_unverified.load(Ordering::Relaxed);
+        if !may_wait {
+            return false;
+        }
         let existing = {
             let state = self.lock();
             let Some(parent) = state.tree.by_ino(parent) else { return false };
-            if state.effective_policy(parent).record.scratch == Some(true) {
+            if state.makes_slot_files(parent) {
                 return true;
             }
             state.tree.child(parent, name).map(|slot| state.tree.ino(slot))
@@ -243,5 +253,52 @@ pub(super) fn scratch_error(error: ScratchError) -> Error {
         | ScratchError::TooMany { .. } => Error::ScratchFull(error),
         ScratchError::TooLong { .. } => Error::TooLong,
         ScratchError::Disk { source, .. } => Error::Io { operation: "scratch", source },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::super::testing::{caller, unprivileged};
+    use super::*;
+
+    #[test]
+    fn who_creates_a_file_takes_no_lock_to_learn_that_there_is_no_disk_to_wait_for() {
+        let (_place, datapath) = unprivileged();
+        let is_long = |directory| datapath.is_long_to_create(directory, b"key", OpenOptions::default());
+        let held = datapath.lock();
+        let answer = thread::scope(|scope| {
+            let (tell, told) = mpsc::channel();
+            scope.spawn(move || tell.send(is_long(Ino::ROOT)));
+            let answer = told.recv_timeout(Duration::from_secs(10));
+            drop(held);
+            answer
+        });
+        assert_eq!(answer, Ok(false));
+    }
+
+    #[test]
+    fn the_nearest_directory_that_says_so_makes_slot_files_until_it_does_not() {
+        let (_place, datapath) = unprivileged();
+        let is_long = |directory| datapath.is_long_to_create(directory, b"key", OpenOptions::default());
+        let make = |parent, name: &[u8]| datapath.make_directory(&caller(), parent, name, 0o755).unwrap().ino;
+        let top = make(Ino::ROOT, b"ns");
+        let below = make(top, b"below");
+        let set = |directory, value: &[u8]| {
+            datapath.set_attribute(directory, b"user.tidefs.scratch", value, None).unwrap();
+        };
+        set(top, b"true");
+        assert_eq!([Ino::ROOT, top, below].map(is_long), [false, true, true]);
+        set(below, b"false");
+        assert_eq!([top, below].map(is_long), [true, false]);
+        datapath.remove_attribute(top, b"user.tidefs.scratch").unwrap();
+        assert!(!is_long(top) && datapath.slot_directories.load(Ordering::Relaxed) == 0);
+        set(below, b"true");
+        datapath.remove_directory(top, b"below").unwrap();
+        datapath.forget(below, 1);
+        assert_eq!(datapath.slot_directories.load(Ordering::Relaxed), 0, "it goes with its directory");
     }
 }
