@@ -271,7 +271,8 @@ impl Datapath {
             let outcome =
                 if needs_free_room && is_wanted { outcome.or_else(|_| self.promote(ino)) } else { outcome };
             if let Some(size) = load.ahead {
-                self.ended_ahead(ino, size, outcome.is_ok(), is_wanted);
+                let has_loaded = outcome.as_ref().is_ok_and(|promoted| promoted.has_loaded());
+                self.ended_ahead(ino, size, has_loaded, is_wanted);
             }
             load.at_start.into_iter().chain(load.waiting).for_each(|rest| rest(outcome.is_ok()));
             // Nobody waits for the rest of it.

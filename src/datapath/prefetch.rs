@@ -9,7 +9,7 @@
 //! - A load of a chain begins only when there is free room for it. For what a client names others leave memory.
 //! - What was loaded ahead and nobody used is bounded by `prefetch_max` bytes, those on their way included. After
 //!   [`UNUSED_MAX_MS`] it is as any other object: while memory is free nothing else would end that.
-//! - Each object that was loaded ahead is counted once: useful when somebody opens it, wasted when it leaves memory or that time
+//! - Each object that a load ahead brought is counted once: useful when somebody opens it, wasted when it leaves memory or that time
 //!   passes before.
 //!
 //! Limits: successors of as many keys as [`Recent`] holds are remembered, the least recently used are forgotten; none
@@ -201,14 +201,19 @@ impl Datapath {
         outcome
     }
 
-    /// The load of an object of `size` that was begun ahead of its use has ended. `is_wanted`: somebody waits for it.
-    pub(super) fn ended_ahead(&self, ino: Ino, size: ByteCount, is_loaded: bool, is_wanted: bool) {
+    /// The load of an object of `size` that was begun ahead of its use has ended. `has_loaded`: it brought the object, and no other
+    /// load did. `is_wanted`: somebody waits for it.
+    pub(super) fn ended_ahead(&self, ino: Ino, size: ByteCount, has_loaded: bool, is_wanted: bool) {
         let mut state = self.lock();
-        // One that is on its way to a disk again, or is written, is in no account: nothing settles it there.
+        // One that is on its way to a disk again, or is written, is in no account: nothing settles it there. Nor would anything
+        // twice, when it left and a later load ahead has ended before this one.
         let is_same = |object: &&mut Object| {
-            object.size == size && object.phase == Phase::Sealed && object.is_resident()
+            object.size == size
+                && object.phase == Phase::Sealed
+                && object.is_resident()
+                && !object.marks.has(Marks::PREFETCHED)
         };
-        let slot = state.tree.by_ino(ino).filter(|_| is_loaded);
+        let slot = state.tree.by_ino(ino).filter(|_| has_loaded);
         let Some(object) = slot.and_then(|slot| state.object_mut(slot)).filter(is_same) else {
             state.ahead.bytes = state.ahead.bytes.saturating_sub(size.get());
             return;
@@ -219,5 +224,30 @@ impl Datapath {
         if let Some(slot) = slot.filter(|_| is_wanted) {
             state.settle_ahead(slot, true);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::OpenOptions;
+    use super::super::testing::{caller, unprivileged};
+    use super::*;
+
+    #[test]
+    fn of_two_loads_ahead_that_brought_one_object_the_second_gives_its_budget_back() {
+        let (_place, datapath) = unprivileged();
+        let options = OpenOptions { write: true, ..OpenOptions::default() };
+        let (_, opened) = datapath.create(&caller(), Ino::ROOT, b"key", 0o644, options).unwrap();
+        datapath.write(opened.handle, 0, &[1; 5000]).unwrap();
+        datapath.flush(&caller(), opened.handle).unwrap();
+        datapath.release(opened.handle);
+        datapath.lock().ahead.bytes = 10_000;
+        let end = || datapath.ended_ahead(opened.ino, ByteCount(5000), true, false);
+        end();
+        end();
+        assert_eq!((datapath.lock().ahead.bytes, datapath.telemetry().ssd_prefetches.get()), (5000, 1));
+        let slot = datapath.lock().tree.by_ino(opened.ino).unwrap();
+        assert!(datapath.lock().settle_ahead(slot, true));
+        assert_eq!(datapath.lock().ahead.bytes, 0);
     }
 }

@@ -52,6 +52,14 @@ pub struct Promoted<'a> {
     datapath: &'a Datapath,
     arrived: Option<(Ino, Away, ByteCount)>,
     fetched: Option<Fetched>,
+    has_loaded: bool,
+}
+
+impl Promoted<'_> {
+    /// Whether this load brought it: it was not there before, nor did another load bring it meanwhile.
+    pub(super) fn has_loaded(&self) -> bool {
+        self.has_loaded
+    }
 }
 
 impl Drop for Promoted<'_> {
@@ -147,7 +155,7 @@ impl Datapath {
 
     /// The same, counted for another reason.
     pub(super) fn promote_for(&self, ino: Ino, reason: ReadFor) -> Result<Promoted<'_>, Error> {
-        let mut promoted = Promoted { datapath: self, arrived: None, fetched: None };
+        let mut promoted = Promoted { datapath: self, arrived: None, fetched: None, has_loaded: false };
         let Some(wanted) = self.wanted(&self.lock(), ino) else { return Ok(promoted) };
         let wanted = Wanted { reason, ..wanted };
         // Nothing leaves memory for what is not going to be read.
@@ -172,6 +180,7 @@ impl Datapath {
                 }
                 promoted.arrived = wanted.away.map(|away| (ino, away, wanted.size));
                 promoted.fetched = fetched;
+                promoted.has_loaded = true;
                 Ok(promoted)
             }
             Err(_) if self.is_back(ino, wanted.version) => Ok(promoted),

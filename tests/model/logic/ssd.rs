@@ -257,6 +257,29 @@ fn what_was_loaded_ahead_and_nobody_comes_for_gives_its_budget_back_though_memor
 }
 
 #[test]
+fn what_another_load_brought_first_is_not_counted_as_loaded_ahead_and_gives_its_budget_back() {
+    let mut logic = demoted("d/k0");
+    let token = logic.open(WATCHER, "d/k1", super::resent::CREATE).expect("create");
+    logic.write(WATCHER, token, 0, &bytes(1, 50_000)).expect("write");
+    logic.close(WATCHER, token);
+    logic.demote(ByteCount::mib(1));
+    let [first, second] = ["d/k0", "d/k1"].map(|name| logic.resolve(WATCHER, name).expect("it is there"));
+    let datapath = Arc::clone(logic.datapath());
+    assert_eq!(datapath.prefetch(&[first]), 1);
+    logic.load(first);
+    let loading = Arc::clone(&datapath);
+    let loads = std::thread::spawn(move || loading.run_loads());
+    assert!(until(HANG, || datapath.prefetch(&[second]) == 1), "there is a budget for one");
+    assert!(until(HANG, || !datapath.must_load(second)));
+    datapath.loader().close();
+    loads.join().expect("it ends");
+    let telemetry = datapath.telemetry();
+    let counted =
+        [&telemetry.ssd_prefetches, &telemetry.ssd_prefetches_useful, &telemetry.ssd_prefetches_wasted];
+    assert_eq!(counted.map(|counter| counter.get()), [1, 0, 0], "the second alone");
+}
+
+#[test]
 fn a_client_is_not_told_that_what_is_on_disk_and_has_no_name_yet_is_absent() {
     let mut logic = demoted("k");
     logic.lose_memory_and_name(false);
