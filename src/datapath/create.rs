@@ -206,6 +206,7 @@ impl Datapath {
                     Err(error) => return Err(error),
                     Ok(opened) => {
                         drop(state);
+                        self.fit_opened(&opened);
                         self.cut_opened(&opened, options)?;
                         let mut state = self.lock();
                         state.tree.reference(target);

@@ -93,6 +93,8 @@ pub struct Opened {
     pub is_cacheable: bool,
     /// Its bytes, where the kernel is to move them and does not have them: they may lose their name from now on.
     pub backing: Option<Arc<File>>,
+    /// Whether it was on its way out of memory, and counts in the quotas above it again.
+    pub is_readmitted: bool,
 }
 
 impl Datapath {
@@ -103,8 +105,16 @@ impl Datapath {
     /// the new version that was begun for it. [`Error::IsDirectory`], [`Error::NothingEvictable`], [`Error::Io`].
     pub fn open(&self, caller: &Caller, ino: Ino, options: OpenOptions) -> Result<Opened, Error> {
         let opened = self.open_version(caller, ino, options)?;
+        self.fit_opened(&opened);
         self.cut_opened(&opened, options)?;
         Ok(opened)
+    }
+
+    /// Others leave for an object that stays though it was to leave, where a quota has no room for all of them.
+    pub(super) fn fit_opened(&self, opened: &Opened) {
+        if opened.is_readmitted {
+            self.settle_quota(opened.ino);
+        }
     }
 
     /// Whether [`open`](Self::open) may take long, and is not to be waited for by whoever answers the kernel.
@@ -250,7 +260,7 @@ impl Datapath {
         slot: Slot,
         options: OpenOptions,
     ) -> Result<Opened, Error> {
-        state.readmit(slot);
+        let is_readmitted = state.readmit(slot);
         let object = state.object(slot).ok_or(Error::IsDirectory)?;
         if object.phase == Phase::Sealed && Self::is_away(&object.place) {
             // It was to be brought back before, and is on its way; or it could not be, or left again: a miss.
@@ -302,7 +312,7 @@ impl Datapath {
             // At the open, since the kernel leaves that to the daemon and writes without it (FUSE_HANDLE_KILLPRIV_V2).
             state.tree.node_mut(slot).attributes.drop_privileges();
         }
-        Ok(Opened { backing, ..self.open_handle(state, caller, slot, options, path) })
+        Ok(Opened { backing, is_readmitted, ..self.open_handle(state, caller, slot, options, path) })
     }
 
     /// Who moves the bytes of a file that is being created.
@@ -406,7 +416,7 @@ impl Datapath {
             Handle { slot, options, path, process, announces_close, was_flushed: false, only_creates: false },
         );
         let is_cacheable = state.is_cacheable(slot);
-        Opened { ino, handle, path, announces_close, is_cacheable, backing: None }
+        Opened { ino, handle, path, announces_close, is_cacheable, backing: None, is_readmitted: false }
     }
 
     /// A writer is in another pid namespace: it cannot be told from others, and how it ends is not seen.

@@ -201,7 +201,7 @@ impl Datapath {
     }
 
     /// What is brought back at once may pass a quota that had room for each of it: others leave for the object of `ino`.
-    fn settle_quota(&self, ino: Ino) {
+    pub(super) fn settle_quota(&self, ino: Ino) {
         loop {
             let leaving = {
                 let mut state = self.lock();

@@ -168,13 +168,14 @@ impl State {
         self.update_hold(slot);
     }
 
-    /// An object that is on its way is needed: it stays in memory, and its record will stand on SSD too.
-    pub(super) fn readmit(&mut self, slot: Slot) {
+    /// An object that is on its way is needed: it stays in memory, and its record will stand on SSD too. Returns whether it was on
+    /// its way: then it counts in the quotas above it again, with no room made for it.
+    pub(super) fn readmit(&mut self, slot: Slot) -> bool {
         let is_storing = |object: &&mut Object| object.marks.has(Marks::STORING);
-        if let Some(object) = self.object_mut(slot).filter(is_storing) {
-            object.marks.set(Marks::STORING, false);
-            self.arrive(slot);
-        }
+        let Some(object) = self.object_mut(slot).filter(is_storing) else { return false };
+        object.marks.set(Marks::STORING, false);
+        self.arrive(slot);
+        true
     }
 }
 
@@ -347,5 +348,45 @@ impl Owner for SsdOwner {
         if let Some(datapath) = self.0.upgrade() {
             datapath.dropped(Slot(number), version, reason);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::OpenOptions;
+    use super::super::testing::{caller, unprivileged};
+    use super::*;
+
+    #[test]
+    fn what_is_opened_on_its_way_to_a_disk_does_not_pass_a_quota_that_is_full_by_then() {
+        let (_place, datapath) = unprivileged();
+        let place = datapath.make_directory(&caller(), Ino::ROOT, b"ns", 0o755).unwrap().ino;
+        let make = |name: &[u8]| {
+            let options = OpenOptions { write: true, ..OpenOptions::default() };
+            let (_, opened) = datapath.create(&caller(), place, name, 0o644, options).unwrap();
+            datapath.write(opened.handle, 0, &[1; 50_000]).unwrap();
+            datapath.flush(&caller(), opened.handle).unwrap();
+            datapath.release(opened.handle);
+            opened.ino
+        };
+        let leaving = make(b"leaving");
+        {
+            let mut state = datapath.lock();
+            let slot = state.tree.by_ino(leaving).unwrap();
+            state.depart(slot);
+            state.object_mut(slot).unwrap().marks.set(Marks::STORING, true);
+        }
+        make(b"other");
+        // For one of them.
+        datapath.set_attribute(place, b"user.tidefs.quota", b"52KiB", None).unwrap();
+        let counted = || {
+            let state = datapath.lock();
+            state.folder(state.tree.by_ino(place).unwrap()).unwrap().bytes
+        };
+        assert_eq!(counted(), ByteCount::kib(52));
+        let options = OpenOptions { read: true, ..OpenOptions::default() };
+        let opened = datapath.open(&caller(), leaving, options).unwrap();
+        assert_eq!(counted(), ByteCount::kib(52), "the other one left for it");
+        datapath.release(opened.handle);
     }
 }
