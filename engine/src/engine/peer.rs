@@ -27,6 +27,9 @@ use crate::types::{ByteCount, PeerId, RegionId};
 
 /// Descriptions that are kept of one peer's regions.
 const REGIONS_KEPT: usize = 16_384;
+/// How long a way that is being connected is waited for before the next best is connected beside it: longer than one takes that
+/// works, and shorter than anybody waits gladly.
+const HEAD_START: Duration = Duration::from_millis(500);
 
 /// A peer's region as this process knows it.
 #[derive(Debug)]
@@ -82,8 +85,11 @@ pub(super) struct Attempt(u64);
 #[derive(Debug)]
 enum Connection {
     None,
-    /// Somebody connects; the peer's `changed` tells when that has ended.
-    Connecting(Attempt),
+    /// Somebody connects; the peer's `changed` tells when that has ended. Begun when there was a link to do it over.
+    Connecting {
+        attempt: Attempt,
+        began: Option<Duration>,
+    },
     Ready(Arc<Lane>),
     /// This transport cannot reach that peer.
     Impossible(Error),
@@ -123,8 +129,9 @@ pub(super) enum Step {
     Use(Arc<Lane>),
     /// The caller sees to it that it is connected, and that the way is told how that went.
     Connect(Attempt),
-    /// Somebody connects it, or somebody is to do so later.
-    Wait,
+    /// Somebody connects it, or somebody is to do so later. After this long, where that is known, the next best is to be
+    /// connected beside it.
+    Wait(Option<Duration>),
     /// Out for this long.
     Out(Duration),
     Impossible(Error),
@@ -166,7 +173,9 @@ impl Way {
         let WayState { connection, cool_down, attempt, .. } = &mut *state;
         match connection {
             Connection::Impossible(error) => Step::Impossible(error.clone()),
-            Connection::Connecting(_) => Step::Wait,
+            Connection::Connecting { began, .. } => {
+                Step::Wait(began.map(|began| (began + HEAD_START).saturating_sub(now)))
+            }
             Connection::Ready(lane) if lane.endpoint().state() != EndpointState::Ready => {
                 let lane = Arc::clone(lane);
                 *connection = Connection::None;
@@ -177,14 +186,24 @@ impl Way {
                 }
                 Step::Failed(lane)
             }
-            Connection::None if !may_connect => Step::Wait,
+            Connection::None if !may_connect => Step::Wait(None),
             _ if !cool_down.admits(now) => Step::Out(cool_down.remaining(now)),
             Connection::Ready(lane) => Step::Use(Arc::clone(lane)),
             Connection::None => {
                 attempt.0 += 1;
-                *connection = Connection::Connecting(*attempt);
+                *connection = Connection::Connecting { attempt: *attempt, began: None };
                 Step::Connect(*attempt)
             }
+        }
+    }
+
+    /// There is a link over which the connect that [`Step::Connect`] asked for begins at `now`.
+    pub(super) fn begun(&self, attempt: Attempt, now: Duration) {
+        let mut state = self.state.lock();
+        if let Connection::Connecting { attempt: current, began } = &mut state.connection
+            && *current == attempt
+        {
+            *began = Some(now);
         }
     }
 
@@ -198,7 +217,8 @@ impl Way {
         now: Duration,
     ) -> Option<Arc<Lane>> {
         let mut state = self.state.lock();
-        if !matches!(state.connection, Connection::Connecting(current) if current == attempt) {
+        if !matches!(state.connection, Connection::Connecting { attempt: current, .. } if current == attempt)
+        {
             return result.ok();
         }
         state.connection = match result {
@@ -268,7 +288,7 @@ impl Way {
         match std::mem::replace(&mut state.connection, at_rest) {
             Connection::Ready(lane) => Some(lane),
             // Who connects comes too late with what it says.
-            Connection::None | Connection::Connecting(_) | Connection::Impossible(_) => None,
+            Connection::None | Connection::Connecting { .. } | Connection::Impossible(_) => None,
         }
     }
 
@@ -288,7 +308,7 @@ impl Way {
                 format!("failed, tried again in {} ms", state.cool_down.remaining(now).as_millis())
             }
             Connection::None => "not connected".to_owned(),
-            Connection::Connecting(_) => "connecting".to_owned(),
+            Connection::Connecting { .. } => "connecting".to_owned(),
             Connection::Ready(lane) => match lane.endpoint().state() {
                 EndpointState::Ready => "ready".to_owned(),
                 EndpointState::Failed(error) => format!("failed: {error}"),

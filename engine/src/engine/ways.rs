@@ -73,34 +73,47 @@ impl Inner {
         }
     }
 
-    /// A better way that is being connected holds nobody up who can go by another.
+    /// A better way that is being connected holds nobody up who can go by another. Where no other stands, the next best is
+    /// connected beside one that takes long; what comes of the better one is used all the same.
     async fn look_for_way(
         self: &Arc<Self>,
         peer: &Arc<Peer>,
         usable: &impl Fn(usize) -> bool,
         deadline: Instant,
     ) -> Result<Found, Error> {
-        let mut is_connecting = false;
+        let (mut is_connecting, mut may_connect) = (false, true);
+        // When something changes by itself: the cool-down of a way, or the head start of a better one, is over.
         let mut soonest: Option<Duration> = None;
+        let sooner =
+            |known: Option<Duration>, time: Duration| Some(known.map_or(time, |known| known.min(time)));
         let mut refusal = None;
         for (index, way) in peer.ways.iter().enumerate() {
             let name = self.names[index];
             if !usable(index) {
                 continue;
             }
-            match way.step(self.now(), !is_connecting) {
+            match way.step(self.now(), may_connect) {
                 Step::Use(lane) => {
                     let is_second_best = is_connecting || soonest.is_some();
                     return Ok(Found::Way(Opened { lane, is_second_best }));
                 }
                 Step::Connect(attempt) => {
+                    if is_connecting {
+                        tracing::warn!(peer = %peer.id, transport = name,
+                            "a better transport is not connected yet; this one is connected beside it");
+                    }
                     self.begin_connect(peer, index, attempt, deadline).await?;
                     return Ok(Found::Again);
                 }
-                Step::Wait => is_connecting = true,
-                Step::Out(remaining) => {
-                    soonest = Some(soonest.map_or(remaining, |known| known.min(remaining)))
+                Step::Wait(head_start) => {
+                    is_connecting = true;
+                    let left = head_start.filter(|_| may_connect);
+                    may_connect = left.is_some_and(|left| left.is_zero());
+                    if let Some(left) = left.filter(|left| !left.is_zero()) {
+                        soonest = sooner(soonest, left);
+                    }
                 }
+                Step::Out(remaining) => soonest = sooner(soonest, remaining),
                 Step::Impossible(error) => refusal = Some(error),
                 Step::Failed(lane) => {
                     let rail = lane.endpoint().failed_rail().map(|rail| rail.0);
@@ -145,6 +158,8 @@ impl Inner {
         let connecting =
             Connecting { engine: Arc::clone(self), peer: Arc::clone(peer), index, attempt, is_done: false };
         let link = self.link(peer, deadline).await?;
+        peer.ways[index].begun(attempt, self.now());
+        peer.changed.notify_waiters();
         self.runtime.spawn(connecting.run(link));
         Ok(())
     }

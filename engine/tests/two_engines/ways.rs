@@ -275,6 +275,22 @@ fn a_better_way_that_hangs_while_it_is_connected_holds_nobody_up() {
     assert_eq!(mood.connects.load(Ordering::Relaxed) - before, 1, "one attempt hangs still");
 }
 
+/// Nothing stands yet: the next best is connected beside it, before the one attempt, of 5 s, is over.
+#[test]
+fn a_best_way_that_hangs_from_the_first_holds_nobody_up_for_long() {
+    let runtime = runtime();
+    let mood = Arc::new(Mood { hangs: true.into(), ..Mood::default() });
+    let (here, there) = (moody(&runtime, &mood), moody(&runtime, &Arc::default()));
+    let began = Instant::now();
+    here.connect(&runtime, &there);
+    let read = here.request(&there, Direction::Read, 0, 0, 4096);
+    here.engine.submit(Batch::new(vec![read], soon())).wait().into_result().unwrap();
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    assert_eq!(mood.connects.load(Ordering::Relaxed), 1, "it hangs still");
+    let metrics = here.engine.metrics();
+    assert_eq!((metrics.connects_failed_total.get(), metrics.slices_fallen_back_total.get()), (0, 1));
+}
+
 /// One end whose transport of this mood connects to the other, which is gone.
 fn connecting_while_the_link_is_lost(runtime: &Runtime, mood: &Arc<Mood>) -> (End, PeerId) {
     mood.hangs.store(true, Ordering::Relaxed);

@@ -61,6 +61,32 @@ fn what_the_peer_does_not_have_is_not_asked_for_after_its_link_was_lost() {
 #[test]
 fn a_way_that_nobody_is_to_connect_now_is_left_as_it_is() {
     let way = Way::new();
-    assert!(matches!(way.step(Duration::ZERO, false), Step::Wait));
+    assert!(matches!(way.step(Duration::ZERO, false), Step::Wait(None)));
     assert_eq!(way.describe(Duration::ZERO), "not connected");
+}
+
+#[test]
+fn the_next_best_way_is_connected_beside_one_that_takes_long_and_the_better_is_used_once_it_is_there() {
+    let now = Duration::from_secs(1);
+    let peer = Peer::new(PEER, 2);
+    let [better, next] = peer.ways.as_slice() else { unreachable!("there are two") };
+    let attempt = begin(better, now);
+    let head_start = |now| match better.step(now, true) {
+        Step::Wait(head_start) => head_start,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(head_start(now), None, "there is no link yet");
+    better.begun(attempt, now);
+    assert_eq!(head_start(now), Some(HEAD_START));
+    let now = now + HEAD_START;
+    assert_eq!(head_start(now), Some(Duration::ZERO));
+    let second = begin(next, now);
+    assert!(next.connected(second, Ok(lane()), now).is_none());
+    assert!(
+        peer.ready_lane(|_| true).is_none(),
+        "who has the choice looks whether the better one is to be had"
+    );
+    let best = lane();
+    assert!(better.connected(attempt, Ok(Arc::clone(&best)), now).is_none());
+    assert!(peer.ready_lane(|_| true).is_some_and(|ready| Arc::ptr_eq(&ready, &best)));
 }
