@@ -1,23 +1,31 @@
 //! Connections that arrive: they prove themselves in bounded number and time, or are dropped.
+//!
+//! While there are as many as may be, the oldest gives way after a part of its time, so that those who say nothing keep nobody
+//! out for long. Not at once: after an outage many come together who prove themselves in turn.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 
 use super::handshake::{Identity, Verdict};
 use super::links::Admission;
 use super::stream::Stream;
+use super::unproven::{Place, Unproven};
 use super::{Links, greet, socket};
 use crate::error::Error;
 
 /// Pause after the kernel refused to hand out a connection, for example for want of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
+/// The part of its time that a connection has for its proof while no other finds room: enough for the few round trips of it
+/// between continents, and on a host that is busy with all of them.
+const CROWDED_PART: u32 = 5;
 
 /// Starts to accept from `listeners`.
 pub(super) fn start(links: &Arc<Links>, listeners: Vec<TcpListener>) {
-    let unproven = Arc::new(Semaphore::new(links.config.unproven_max));
+    let time = links.config.proof_timeout / CROWDED_PART;
+    let unproven = Arc::new(Unproven::new(links.config.unproven_max, time));
     for listener in listeners {
         let (weak, unproven) = (Weak::clone(&links.weak), Arc::clone(&unproven));
         links.spawn(accept(weak, listener, unproven, links.closing.subscribe()));
@@ -27,24 +35,24 @@ pub(super) fn start(links: &Arc<Links>, listeners: Vec<TcpListener>) {
 async fn accept(
     links: Weak<Links>,
     listener: TcpListener,
-    unproven: Arc<Semaphore>,
+    unproven: Arc<Unproven>,
     mut closing: watch::Receiver<bool>,
 ) {
     loop {
         let next = async {
             // Before the accept: what is not accepted costs this process nothing.
-            let permit = Arc::clone(&unproven).acquire_owned().await;
-            (permit, listener.accept().await)
+            let room = unproven.room().await;
+            (room, listener.accept().await)
         };
-        let (permit, accepted) = tokio::select! {
+        let (room, accepted) = tokio::select! {
             next = next => next,
             _ = closing.wait_for(|closing| *closing) => return,
         };
-        let (Some(links), Ok(permit)) = (links.upgrade(), permit) else { return };
+        let (Some(links), Some(room)) = (links.upgrade(), room) else { return };
         match accepted {
             Ok((socket, _)) => {
-                let arrived = Arc::clone(&links);
-                links.spawn(async move { arrive(arrived, socket, permit).await });
+                let (arrived, place) = (Arc::clone(&links), unproven.take(room));
+                links.spawn(async move { arrive(arrived, socket, place).await });
             }
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be accepted");
@@ -56,15 +64,16 @@ async fn accept(
 }
 
 /// Hears a connection out, and logs why it was dropped.
-async fn arrive(links: Arc<Links>, socket: TcpStream, permit: OwnedSemaphorePermit) {
+async fn arrive(links: Arc<Links>, socket: TcpStream, mut place: Place) {
     let remote = socket.peer_addr();
     let mut closing = links.closing.subscribe();
     let proved = tokio::time::timeout(links.config.proof_timeout, prove(&links, socket));
     let proved = tokio::select! {
         proved = proved => proved.unwrap_or(Err(Error::DeadlinePassed)),
+        () = place.sent_away() => Err(Error::Busy { what: "the list of connections that have proved nothing yet" }),
         _ = closing.wait_for(|closing| *closing) => return,
     };
-    drop(permit);
+    drop(place);
     let outcome = match proved {
         Ok((stream, identity)) => {
             tokio::select! {

@@ -10,8 +10,8 @@
 //! - [`LinkEvents::connected`] and [`LinkEvents::disconnected`] alternate for each peer.
 //! - Whatever a peer sends costs it its connection at worst.
 //!
-//! Limits: connections that have proved nothing ([`LinkConfig::unproven_max`], each for [`LinkConfig::proof_timeout`]),
-//! the length of messages, calls and bytes that wait, and silence.
+//! Limits: connections that have proved nothing ([`LinkConfig::unproven_max`], each for [`LinkConfig::proof_timeout`], or a
+//! fifth of it while others wait for a place), the length of messages, calls and bytes that wait, and silence.
 //!
 //! Threads: one task for each link on the given runtime, one for each listener, and one that asks silent peers.
 
@@ -36,6 +36,7 @@ mod tls;
 #[cfg(not(feature = "tls"))]
 #[path = "tls_absent.rs"]
 mod tls;
+mod unproven;
 
 pub use config::{ClusterKey, LinkConfig, TlsConfig};
 pub use connection::Link;
