@@ -204,6 +204,14 @@ impl ShmEndpoint {
                         (Some(Packet::Unknown { id } | Packet::Revoked { id }), None) => {
                             self.unmapped(id, &Error::NoSuchRegion { region: id });
                         }
+                        // Others may be had, and another transport has this one.
+                        (Some(Packet::Refused { id }), None) => {
+                            self.unmapped(id, &Error::transport(NAME, "the peer cannot pass its region now"));
+                        }
+                        (Some(Packet::Mapped { id, .. }), None) => {
+                            let cause = "no descriptor came with a region; may this process open no more files?";
+                            self.unmapped(id, &Error::transport(NAME, cause));
+                        }
                         (Some(Packet::Exhausted { .. }), None) => {
                             let cause = "this connection has granted as many regions as it can; a new one is made";
                             self.fail(EndpointState::Failed(Error::transport(NAME, cause)));

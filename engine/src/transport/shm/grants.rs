@@ -194,11 +194,20 @@ impl Owner {
             &file
         } else {
             // Another description of the same file, through which nothing can be stored.
-            read_only = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+            match File::open(format!("/proc/self/fd/{}", file.as_raw_fd())) {
+                Ok(opened) => read_only = opened,
+                Err(error) => return guest.refuse(socket, id, &error).await,
+            }
             &read_only
         };
         let packet = Packet::Mapped { id, length: region.length(), is_writable, word: word as u64 };
-        socket.send(&packet.encode(), Some(file.as_fd())).await
+        match socket.send(&packet.encode(), Some(file.as_fd())).await {
+            // Too many are on their way to peers that do not take them (unix(7)).
+            Err(error) if error.raw_os_error() == Some(libc::ETOOMANYREFS) => {
+                guest.refuse(socket, id, &error).await
+            }
+            sent => sent,
+        }
     }
 }
 
@@ -218,6 +227,13 @@ impl Guest {
         *grants.in_use.entry(word / WORDS_PER_PAGE).or_default() += 1;
         self.words.grant(word);
         Some(word)
+    }
+
+    /// Tells the peer that it does not get `id` now, as where this process may open no more files: it may ask again, for the
+    /// word that stays granted. Other regions are none the worse.
+    async fn refuse(&self, socket: &Socket, id: RegionId, error: &io::Error) -> io::Result<()> {
+        tracing::warn!(peer = %self.peer, region = %id, %error, "shm: a region cannot be passed to a peer");
+        socket.send(&Packet::Refused { id }.encode(), None).await
     }
 
     async fn withdraw(&self, id: RegionId) {
@@ -287,9 +303,11 @@ impl Guest {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
+
     use super::super::socket::Listener;
     use super::*;
-    use crate::memory::PageKind;
+    use crate::memory::{Mapping, PageKind};
     use crate::types::{ByteCount, Incarnation, MemberId};
 
     /// A peer that holds a copy open, as one does that is slow or stopped.
@@ -349,6 +367,29 @@ mod tests {
         assert!(!peer.resolves(peer.owner.close()).await);
         peer.words.leave(0);
         assert!(peer.resolves(peer.owner.close()).await);
+    }
+
+    /// A file that cannot be opened once more, as none can where a process has no descriptors left.
+    #[tokio::test]
+    async fn a_region_that_cannot_be_passed_is_refused_and_others_still_are_granted() {
+        let peer = Slow::with("refused", 1).await;
+        let length = ByteCount(4096);
+        let memory = Region::anonymous(length, PageKind::Base, Access::Read).unwrap();
+        let mapping = Arc::new(Mapping::new(memory.file().unwrap(), length).unwrap());
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let sealed = Arc::new(File::from(OwnedFd::from(socket)));
+        let (unopenable, good) = (RegionId(7), RegionId(0));
+        peer.owner.add(unopenable, &Arc::new(Region::of_mapping(mapping, sealed, Access::Read)));
+        let ask = async |id| {
+            let mut packet = [0; PACKET];
+            peer.socket.send(&Packet::Map { id }.encode(), None).await.unwrap();
+            peer.socket.receive(&mut packet).await.unwrap();
+            Packet::decode(&packet)
+        };
+        for _ in 0..2 {
+            assert_eq!(ask(unopenable).await, Some(Packet::Refused { id: unopenable }));
+        }
+        assert!(matches!(ask(good).await, Some(Packet::Mapped { id, .. }) if id == good));
     }
 
     #[tokio::test]

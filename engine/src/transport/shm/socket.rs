@@ -16,6 +16,9 @@ use tokio::io::unix::AsyncFd;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 64;
+/// The kernel passes no more descriptors with one packet (unix(7), `SCM_MAX_FD`): with less room, those that do not fit were
+/// there and nobody's.
+const DESCRIPTORS_MAX: usize = 253;
 
 /// Whether a process of user `owner` gives its memory to one of user `reader`.
 fn may_read(owner: Uid, reader: Uid) -> bool {
@@ -119,23 +122,24 @@ impl Socket {
             .await
     }
 
-    /// Receives one packet of at most `packet.len()` bytes. Zero bytes: the other end is gone.
+    /// Receives one packet of at most `packet.len()` bytes. Zero bytes: the other end is gone. Without the descriptor that was
+    /// passed with it, where this process may have no more.
     pub(super) async fn receive(&self, packet: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
         self.socket
             .async_io(Interest::READABLE, |socket| {
-                let mut space = nix::cmsg_space!([RawFd; 4]);
+                let mut space = nix::cmsg_space!([RawFd; DESCRIPTORS_MAX]);
                 let mut parts = [IoSliceMut::new(packet)];
                 let flags = MsgFlags::MSG_CMSG_CLOEXEC | MsgFlags::MSG_DONTWAIT;
                 let message = recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut space), flags)?;
                 let mut passed = Vec::new();
-                for part in message.cmsgs()? {
+                // Refused where this process has no room for a descriptor that was passed: then the packet comes without.
+                for part in message.cmsgs().into_iter().flatten() {
                     if let ControlMessageOwned::ScmRights(descriptors) = part {
                         passed.extend(descriptors.into_iter().map(super::ffi::own));
                     }
                 }
-                // A peer that passes more than one, or cuts its packet, breaks the protocol; what it passed is closed.
-                let is_cut = message.flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC);
-                if passed.len() > 1 || is_cut {
+                // A peer that passes more than one, or whose packet is too long, breaks the protocol; what it passed is closed.
+                if passed.len() > 1 || message.flags.contains(MsgFlags::MSG_TRUNC) {
                     return Err(io::ErrorKind::InvalidData.into());
                 }
                 Ok((message.bytes, passed.pop()))

@@ -25,6 +25,8 @@ pub(super) enum Packet {
     Revoked { id: RegionId },
     /// Owner: no more regions can be granted on this connection; make a new one.
     Exhausted { id: RegionId },
+    /// Owner: the region is there, and cannot be passed now. Peers of before take it for the end of the connection.
+    Refused { id: RegionId },
 }
 
 impl Packet {
@@ -36,6 +38,7 @@ impl Packet {
             Self::Unknown { id } => (4, id, 0, false, 0),
             Self::Revoked { id } => (5, id, 0, false, 0),
             Self::Exhausted { id } => (6, id, 0, false, 0),
+            Self::Refused { id } => (7, id, 0, false, 0),
         };
         let mut bytes = [0; PACKET];
         let numbers = [kind, id.0, length, u64::from(is_writable), word];
@@ -65,6 +68,7 @@ impl Packet {
             (4, _) => Self::Unknown { id },
             (5, _) => Self::Revoked { id },
             (6, _) => Self::Exhausted { id },
+            (7, _) => Self::Refused { id },
             _ => return None,
         })
     }
@@ -79,8 +83,13 @@ mod tests {
     fn packets_are_read_as_they_were_written() {
         let id = RegionId(0x0102_0304);
         let mapped = Packet::Mapped { id, length: ByteCount(4096), is_writable: true, word: 9 };
-        let others =
-            [Packet::Map { id }, Packet::Unknown { id }, Packet::Revoked { id }, Packet::Exhausted { id }];
+        let others = [
+            Packet::Map { id },
+            Packet::Unknown { id },
+            Packet::Revoked { id },
+            Packet::Exhausted { id },
+            Packet::Refused { id },
+        ];
         for packet in [Packet::Welcome, mapped].into_iter().chain(others) {
             assert_eq!(Packet::decode(&packet.encode()), Some(packet));
         }

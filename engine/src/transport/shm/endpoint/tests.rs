@@ -127,3 +127,21 @@ async fn a_region_that_cannot_be_mapped_costs_no_other_its_connection() {
     assert_eq!(endpoint.state(), EndpointState::Ready);
     endpoint.lose();
 }
+
+/// The owner, or this process, has no descriptors left.
+#[tokio::test]
+async fn a_region_that_does_not_come_now_costs_no_other_its_connection_and_is_asked_for_again() {
+    let (endpoint, owner) = connected("refused").await;
+    let (local, id) = (region(), RegionId(1));
+    let without = Packet::Mapped { id, length: ByteCount(4096), is_writable: true, word: 0 };
+    let mut packet = [0; PACKET];
+    for answer in [Packet::Refused { id }, without, Packet::Refused { id }] {
+        endpoint.post(&mut VecDeque::from([read(&local, 1)]));
+        owner.receive(&mut packet).await.unwrap();
+        assert_eq!(Packet::decode(&packet), Some(Packet::Map { id }));
+        owner.send(&answer.encode(), None).await.unwrap();
+        until(|| endpoint.taken.load(Ordering::Acquire) == 0).await;
+        assert_eq!(endpoint.state(), EndpointState::Ready, "{answer:?}");
+    }
+    endpoint.lose();
+}
