@@ -137,6 +137,12 @@ impl ShmEndpoint {
         self.stop.notify_one();
     }
 
+    /// Takes nothing more; what waits ends, and the connection behind the copies that run.
+    pub(super) fn end_here(&self) {
+        self.fail(EndpointState::Closed);
+        self.stop.notify_one();
+    }
+
     async fn talk(self: Arc<Self>, mut asked: mpsc::UnboundedReceiver<RegionId>) {
         let ended = tokio::select! {
             ended = self.listen(&mut asked) => ended,
@@ -422,8 +428,7 @@ impl Endpoint for ShmEndpoint {
 
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {
-            self.fail(EndpointState::Closed);
-            self.stop.notify_one();
+            self.end_here();
             self.until_idle().await;
         })
     }

@@ -302,6 +302,14 @@ impl Guest {
 }
 
 #[cfg(test)]
+impl Owner {
+    /// Whether a peer is connected.
+    pub(super) fn has_guests(&self) -> bool {
+        !self.guests.lock().is_empty()
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use std::os::fd::OwnedFd;
 

@@ -187,7 +187,18 @@ impl ShmTransport {
         let mut endpoints = self.endpoints.lock();
         endpoints.retain(|other| other.strong_count() > 0);
         endpoints.push(Arc::downgrade(&endpoint));
+        drop(endpoints);
+        if self.is_closed.load(Ordering::Acquire) {
+            // Who closed it may have looked before.
+            endpoint.end_here();
+            return Err(Error::Closed);
+        }
         Ok(endpoint)
+    }
+
+    /// What was connected from here and is not gone.
+    fn connected(&self) -> Vec<Arc<ShmEndpoint>> {
+        self.endpoints.lock().iter().filter_map(Weak::upgrade).collect()
     }
 }
 
@@ -317,7 +328,7 @@ impl Transport for ShmTransport {
     fn forget(&self, peer: PeerId) {
         self.shared.tokens.lock().retain(|_, (granted, _)| *granted != peer);
         self.shared.owner.forget(peer);
-        let endpoints: Vec<_> = self.endpoints.lock().iter().filter_map(Weak::upgrade).collect();
+        let endpoints = self.connected();
         endpoints.iter().filter(|endpoint| endpoint.peer() == peer).for_each(|endpoint| endpoint.lose());
     }
 
@@ -327,8 +338,7 @@ impl Transport for ShmTransport {
             self.listener.abort();
             self.shared.tokens.lock().clear();
             self.shared.owner.stop();
-            let endpoints: Vec<_> = self.endpoints.lock().iter().filter_map(Weak::upgrade).collect();
-            for endpoint in endpoints {
+            for endpoint in self.connected() {
                 endpoint.close().await;
             }
             self.shared.owner.close().await;
@@ -337,14 +347,17 @@ impl Transport for ShmTransport {
 }
 
 impl Drop for ShmTransport {
+    /// Ends what its tasks would keep: they hold the connections, and those the threads that copy.
     fn drop(&mut self) {
         self.listener.abort();
         self.shared.owner.stop();
+        self.connected().iter().for_each(|endpoint| endpoint.end_here());
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::EndpointState;
     use super::super::conformance::{Pair, conformance, peer};
     use super::*;
 
@@ -363,6 +376,34 @@ mod tests {
             let reply = postcard::to_allocvec(&Reply::OtherHost { boot_id: [9; 16] }).unwrap();
             Box::pin(async { Ok(reply) })
         }
+    }
+
+    /// The link to a transport of this process.
+    #[derive(Debug)]
+    struct To(Arc<ShmTransport>);
+
+    impl Exchange for To {
+        fn ask(&self, request: Vec<u8>) -> BoxFuture<'_, Result<Vec<u8>, Error>> {
+            Box::pin(std::future::ready(self.0.answer(peer(1), &request)))
+        }
+    }
+
+    /// An engine that is dropped and was not closed, say. Its threads end, and its peers keep nothing for it.
+    #[tokio::test]
+    async fn a_transport_that_is_dropped_leaves_no_connection_and_no_threads() {
+        let open = || ShmTransport::open(ShmConfig { copy_threads: 1 }, &Handle::current()).unwrap();
+        let (near, far) = (open(), open());
+        let endpoint = near.connect(peer(2), &To(Arc::clone(&far))).await.unwrap();
+        let copiers = Arc::downgrade(&near.copiers);
+        drop(near);
+        assert_eq!(endpoint.state(), EndpointState::Closed);
+        drop(endpoint);
+        let wait = async {
+            while copiers.strong_count() > 0 || far.shared.owner.has_guests() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), wait).await.expect("nothing stays");
     }
 
     #[tokio::test]
