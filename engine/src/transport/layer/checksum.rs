@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 
-use super::{Then, error_at_close, post_relayed};
+use super::{Poster, Then, error_at_close, post_relayed};
 use crate::error::Error;
 use crate::memory::{MemorySlice, Region};
 use crate::transport::{
@@ -307,7 +307,11 @@ impl ChecksumEndpoint {
 
 impl Endpoint for ChecksumEndpoint {
     fn post(&self, operations: &mut VecDeque<Operation>) {
-        post_relayed(&*self.inner, operations, |operation| self.relay(operation));
+        post_relayed(&*self.inner, operations, Poster::Works, |operation| self.relay(operation));
+    }
+
+    fn hand_over(&self, operations: &mut VecDeque<Operation>) {
+        post_relayed(&*self.inner, operations, Poster::HandsOver, |operation| self.relay(operation));
     }
 
     fn cancel(&self, batch: BatchId) {

@@ -7,7 +7,7 @@
 //! Limits: as many operations as the transport below holds at once.
 //!
 //! Threads: who posts lets go on what has nothing before it; one task of the layer, which sleeps while nothing is held, lets
-//! the rest go on, in turn among the connections.
+//! the rest go on, in turn among the connections. It does none of the work: it is one of the runtime's.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
-use super::{Then, Wrap, error_at_close, error_of, post_relayed};
+use super::{Poster, Then, Wrap, error_at_close, error_of, post_relayed};
 use crate::error::Error;
 use crate::memory::MemorySlice;
 use crate::transport::{BatchId, BoxFuture, Direction, Endpoint, EndpointState, Operation, RailLoad};
@@ -126,7 +126,7 @@ impl Wrap for Holder {
     fn forget(&self, peer: PeerId) {
         let endpoints = self.endpoints.all();
         for endpoint in endpoints.iter().filter(|endpoint| endpoint.peer == peer) {
-            endpoint.pump();
+            endpoint.pump(Poster::HandsOver);
         }
     }
 
@@ -189,7 +189,7 @@ impl Held {
         }
     }
 
-    fn post(self: &Arc<Self>, operations: &mut VecDeque<Operation>) {
+    fn post(self: &Arc<Self>, operations: &mut VecDeque<Operation>, poster: Poster) {
         let now = Instant::now();
         let refusal = error_of(&self.state());
         let mut refused = Vec::new();
@@ -213,7 +213,7 @@ impl Held {
             operation.complete(Err(error));
         }
         if is_first {
-            self.pump();
+            self.pump(poster);
         }
         self.wake.notify_one();
     }
@@ -241,7 +241,7 @@ impl Held {
     }
 
     /// Lets go on what is due, and ends what is late. Returns whether anything went on.
-    fn pump(self: &Arc<Self>) -> bool {
+    fn pump(self: &Arc<Self>, poster: Poster) -> bool {
         let now = Instant::now();
         if let Some(error) = error_of(&self.state()) {
             let all = self.table.lock().take(|_, _| true);
@@ -279,13 +279,13 @@ impl Held {
         }
         let has_passed = !passing.is_empty();
         if has_passed {
-            self.pass(passing);
+            self.pass(passing, poster);
         }
         has_passed
     }
 
     /// Posts below, in turn; what has no room is held again.
-    fn pass(self: &Arc<Self>, passing: VecDeque<(Turn, Operation, Outcome)>) {
+    fn pass(self: &Arc<Self>, passing: VecDeque<(Turn, Operation, Outcome)>, poster: Poster) {
         let mut turns = VecDeque::new();
         let mut operations = VecDeque::new();
         for (turn, operation, outcome) in passing {
@@ -293,7 +293,7 @@ impl Held {
             operations.push_back(operation);
         }
         let mut outcomes: VecDeque<Outcome> = turns.iter().map(|(_, outcome)| outcome.clone()).collect();
-        post_relayed(&*self.inner, &mut operations, |operation| {
+        post_relayed(&*self.inner, &mut operations, poster, |operation| {
             self.relay(operation, outcomes.pop_front().unwrap_or(Outcome::Pass))
         });
         let mut table = self.table.lock();
@@ -407,7 +407,7 @@ async fn follow(endpoints: Weak<Endpoints>, wake: Arc<Notify>) {
         all.rotate_left(first % count);
         let mut last = None;
         for (place, held) in all.iter().enumerate().filter(|(_, held)| held.is_holding()) {
-            if held.pump() {
+            if held.pump(Poster::HandsOver) {
                 last = Some(place);
             }
         }
@@ -428,7 +428,11 @@ struct HoldEndpoint(Arc<Held>);
 
 impl Endpoint for HoldEndpoint {
     fn post(&self, operations: &mut VecDeque<Operation>) {
-        self.0.post(operations);
+        self.0.post(operations, Poster::Works);
+    }
+
+    fn hand_over(&self, operations: &mut VecDeque<Operation>) {
+        self.0.post(operations, Poster::HandsOver);
     }
 
     fn cancel(&self, batch: BatchId) {

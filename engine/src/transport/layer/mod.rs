@@ -153,11 +153,21 @@ impl TicketSink for Relay {
 /// Operations that are wrapped at once; what has no room below is unwrapped again.
 const WRAPPED_MAX: usize = 64;
 
+/// Whether the thread that posts does some of the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Poster {
+    /// It does, once: see [`Endpoint::post`].
+    Works,
+    /// It does none: see [`Endpoint::hand_over`].
+    HandsOver,
+}
+
 /// Posts to `inner`, with `then` of each operation called at its end. What `inner` has no room for is left in
 /// `operations` as it was.
 fn post_relayed(
     inner: &dyn Endpoint,
     operations: &mut VecDeque<Operation>,
+    mut poster: Poster,
     mut then: impl FnMut(&Operation) -> Then,
 ) {
     while !operations.is_empty() {
@@ -168,7 +178,12 @@ fn post_relayed(
             wrapped.push_back(operation);
             relays.push_back(relay);
         }
-        inner.post(&mut wrapped);
+        match poster {
+            Poster::Works => inner.post(&mut wrapped),
+            Poster::HandsOver => inner.hand_over(&mut wrapped),
+        }
+        // In however many portions they go down, its share is one.
+        poster = Poster::HandsOver;
         let is_full = !wrapped.is_empty();
         while let (Some(operation), Some(relay)) = (wrapped.pop_back(), relays.pop_back()) {
             let taken = relay.0.lock().take();

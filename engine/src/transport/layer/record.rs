@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::{Layer, Then, Wrap, post_relayed};
+use super::{Layer, Poster, Then, Wrap, post_relayed};
 use crate::error::Error;
 use crate::transport::{
     BatchId, BoxFuture, Direction, Endpoint, EndpointState, Operation, RailLoad, Transport,
@@ -115,7 +115,11 @@ impl RecordEndpoint {
 
 impl Endpoint for RecordEndpoint {
     fn post(&self, operations: &mut VecDeque<Operation>) {
-        post_relayed(&*self.inner, operations, |operation| self.note(operation));
+        post_relayed(&*self.inner, operations, Poster::Works, |operation| self.note(operation));
+    }
+
+    fn hand_over(&self, operations: &mut VecDeque<Operation>) {
+        post_relayed(&*self.inner, operations, Poster::HandsOver, |operation| self.note(operation));
     }
 
     fn cancel(&self, batch: BatchId) {
