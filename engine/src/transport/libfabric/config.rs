@@ -16,7 +16,7 @@ pub struct FabricConfig {
     /// Whether the threads spin while operations are in flight. Default: on hosts of more than two cores.
     pub may_spin: bool,
     /// How long an operation that was given up may take to end, before its NIC's endpoint is closed and opened again,
-    /// which fails all others on it.
+    /// which fails all others on it. Up to four times as long where a NIC has so much under way. Default: 2 s.
     pub settle: Duration,
     /// How long a peer may leave all operations to it without an end, or without a connection, before they are tried
     /// another way. Longer where a NIC has more under way than it carries in a quarter of that. Default: 1 s.

@@ -2,10 +2,10 @@
 //!
 //! Invariants
 //! - Every job ends once. One that is in flight ends when its completion was read, or after the endpoint was closed:
-//!   there is no `fi_cancel` on EFA, so an operation that is given up is first left alone for [`Settings::settle`],
-//!   and if it has not ended by then, the endpoint is closed and opened again. That ends all that was in flight on
-//!   this NIC, with an error that lets the engine try again, and every connection over it must be made anew, because
-//!   its address is another.
+//!   there is no `fi_cancel` on EFA, so an operation that is given up is first left alone for [`Settings::settle`], or
+//!   longer where much is under way beside it. If it has not ended by then, the endpoint is closed and opened again.
+//!   That ends all that was in flight on this NIC, with an error that lets the engine try again, and every connection
+//!   over it must be made anew, because its address is another.
 //! - A peer that ends nothing for [`Settings::silence`] costs its connection, so that time is left to go another way: a
 //!   fabric on which nothing gets through lets connections be made, and would take each deadline whole.
 //!   Where the provider refuses to close an endpoint, what is in flight there is not ended before it has.
@@ -209,7 +209,7 @@ impl Domain {
         let (meant, rest): (VecDeque<Job>, VecDeque<Job>) =
             std::mem::take(&mut self.waiting).into_iter().partition(&is_meant);
         self.waiting = rest;
-        let until = Instant::now() + self.settings.settle;
+        let until = Instant::now() + self.time_to_settle();
         for flight in self.flights.iter_mut().flatten().filter(|flight| is_meant(&flight.job)) {
             flight.given_up.get_or_insert_with(|| (error.clone(), until));
         }

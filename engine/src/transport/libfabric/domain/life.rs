@@ -155,7 +155,7 @@ impl Domain {
         for connection in self.connections.drain(..).filter_map(|connection| connection.upgrade()) {
             connection.fail(&Error::Closed);
         }
-        let until = Instant::now() + self.settings.settle;
+        let until = Instant::now() + self.time_to_settle();
         self.let_end(until);
         let ended = self.close_port(&Error::Closed);
         while !self.graves.is_empty() && Instant::now() < until {

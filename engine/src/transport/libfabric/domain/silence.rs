@@ -1,4 +1,5 @@
-//! Peers that end nothing: how long is too long, by what the NIC carries, and what is done then.
+//! Peers that end nothing, and operations that were given up and do not end: how long is too long, by what the NIC carries,
+//! and what is done then.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,10 +13,25 @@ use crate::error::Error;
 
 /// How many times as long as expected an operation may take before its peer counts as silent.
 const PATIENCE: u32 = 4;
+/// How many times as long as [`Settings::settle`] what was given up may take at most beside much else: who waits for its memory
+/// is not to wait for ever.
+///
+/// [`Settings::settle`]: super::super::job::Settings::settle
+const SETTLE_STRETCH_MAX: u32 = 4;
 /// Bytes per second that are assumed before any were carried, where the NIC claims nothing.
 const ASSUMED_RATE: u64 = 100 << 20;
 /// Why an endpoint is closed that has an operation for too long.
 const LATE: &str = "an operation did not end in time";
+
+/// Several times what `bytes` take at `rate` bytes per second, which is not zero.
+fn ample_for(bytes: u64, rate: u64) -> Duration {
+    Duration::from_millis(bytes.saturating_mul(1000) / rate).saturating_mul(PATIENCE)
+}
+
+/// `settle`, or `ample` where that is longer, within bounds.
+fn stretched(settle: Duration, ample: Duration) -> Duration {
+    settle.max(ample.min(settle.saturating_mul(SETTLE_STRETCH_MAX)))
+}
 
 impl Domain {
     /// An operation has left the NIC.
@@ -32,12 +48,21 @@ impl Domain {
         }
     }
 
-    /// How long the peer of an operation that starts now may be silent: several times what all that is under way takes.
-    pub(super) fn patience(&self) -> Duration {
+    /// Several times what all that is under way takes.
+    fn ample(&self) -> Duration {
         let rates = [self.rate.bytes_per_second(), self.settings.bytes_per_second, ASSUMED_RATE];
         let rate = rates.into_iter().find(|&rate| rate > 0).unwrap_or(1);
-        let millis = self.in_flight_bytes.saturating_mul(1000) / rate;
-        self.settings.silence.max(Duration::from_millis(millis).saturating_mul(PATIENCE))
+        ample_for(self.in_flight_bytes, rate)
+    }
+
+    /// How long the peer of an operation that starts now may be silent.
+    pub(super) fn patience(&self) -> Duration {
+        self.settings.silence.max(self.ample())
+    }
+
+    /// How long what is given up now may take to end: it is behind all else that is under way.
+    pub(super) fn time_to_settle(&self) -> Duration {
+        stretched(self.settings.settle, self.ample())
     }
 
     /// Opens the endpoint again when something that was given up does not end.
@@ -83,5 +108,22 @@ impl Domain {
     pub(super) fn forget_refused(&mut self) {
         let waiting: HashSet<u64> = self.waiting.iter().map(|job| job.peer).collect();
         self.blocked.retain(|peer, _| waiting.contains(peer));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_given_up_beside_much_else_has_the_time_that_all_of_it_takes_within_bounds() {
+        let settle = Duration::from_secs(2);
+        let beside = |bytes| stretched(settle, ample_for(bytes, 3 << 30));
+        assert_eq!(beside(0), settle);
+        assert_eq!(beside(1 << 30), settle);
+        // A second of the NIC's time, of which it is given four.
+        assert_eq!(beside(3 << 30), Duration::from_secs(4));
+        assert_eq!(beside(300 << 30), Duration::from_secs(8));
+        assert_eq!(beside(u64::MAX), Duration::from_secs(8));
     }
 }
