@@ -89,17 +89,19 @@ impl Regions {
         }
     }
 
-    /// Withdraws a region, which peers may use or not. Resolves when no peer touches its memory any more.
+    /// Withdraws a region, which peers may use or not, from all transports at once, also when the future is dropped once it
+    /// was polled: one of them may wait long for a peer. Resolves when no peer touches its memory any more.
     pub(super) async fn unregister(&self, transports: &[Arc<dyn Transport>], id: RegionId, is_in_use: bool) {
         if self.registered.write().remove(&id).is_none() {
             return;
         }
-        for transport in transports {
-            if is_in_use {
-                transport.unregister(id).await;
-            } else {
-                transport.unregister_unused(id).await;
-            }
+        let withdraw = transports.iter().map(|transport| match is_in_use {
+            true => transport.unregister(id),
+            false => transport.unregister_unused(id),
+        });
+        let waits: Vec<_> = withdraw.collect();
+        for wait in waits {
+            wait.await;
         }
     }
 

@@ -151,6 +151,8 @@ struct Mood {
     connects: AtomicU64,
     go_on: Notify,
     forgotten: AtomicU64,
+    /// Whether it never lets go of a region.
+    keeps_regions: AtomicBool,
     /// Whether it takes its time to forget, and whether it is about it.
     forgets_slowly: AtomicBool,
     is_forgetting: AtomicBool,
@@ -181,7 +183,11 @@ impl Transport for Moody {
     }
 
     fn unregister(&self, _: RegionId) -> BoxFuture<'_, ()> {
-        Box::pin(async {})
+        Box::pin(async {
+            if self.mood.keeps_regions.load(Ordering::Relaxed) {
+                std::future::pending().await
+            }
+        })
     }
 
     fn connect<'a>(
@@ -326,6 +332,24 @@ fn nothing_is_granted_over_a_new_link_while_the_peer_is_forgotten_because_of_the
     let back = start(&runtime, id, "127.0.0.1:0", SOCKETS, Access::Read);
     back.connect(&runtime, &here);
     assert!(!mood.is_forgetting.load(Ordering::SeqCst));
+}
+
+/// One may wait for a peer, as shared memory does for one that was stopped in a copy: nobody reads by another meanwhile, nor
+/// when whoever waited has given that up.
+#[test]
+fn a_region_is_withdrawn_from_all_transports_at_once() {
+    let runtime = runtime();
+    let mood = Arc::new(Mood { keeps_regions: true.into(), ..Mood::default() });
+    let (here, there) = (moody(&runtime, &Arc::default()), moody(&runtime, &mood));
+    here.connect(&runtime, &there);
+    let read = here.request(&there, Direction::Read, 0, 0, 4096);
+    let submit = || here.engine.submit(Batch::new(vec![read], soon())).wait().into_result();
+    submit().unwrap();
+    let withdrawn = runtime.block_on(async {
+        tokio::time::timeout(Duration::from_millis(50), there.engine.unregister(there.region_id)).await
+    });
+    assert!(withdrawn.is_err(), "the better one waits");
+    assert_eq!(submit(), Err(Error::NoSuchRegion { region: there.region_id }));
 }
 
 #[test]

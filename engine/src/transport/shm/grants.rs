@@ -75,12 +75,16 @@ impl Owner {
         self.regions.lock().insert(id, Arc::clone(region));
     }
 
-    /// Withdraws `id` from all guests. Resolves when no copy from or to it is under way.
-    pub(super) async fn remove(&self, id: RegionId) {
+    /// Withdraws `id` from all guests, at once. Resolves when no copy from or to it is under way.
+    pub(super) fn remove(&self, id: RegionId) -> impl Future<Output = ()> {
         self.regions.lock().remove(&id);
         let guests = self.guests.lock().clone();
-        for guest in guests {
-            guest.withdraw(id).await;
+        let revoked: Vec<(usize, Arc<Guest>)> =
+            guests.into_iter().filter_map(|guest| Some((guest.revoke(id)?, guest))).collect();
+        async move {
+            for (word, guest) in revoked {
+                guest.until_left(word).await;
+            }
         }
     }
 
@@ -237,13 +241,25 @@ impl Guest {
     }
 
     async fn withdraw(&self, id: RegionId) {
-        let Some(word) = self.grants.lock().word_of.remove(&id) else { return };
+        if let Some(word) = self.revoke(id) {
+            self.until_left(word).await;
+        }
+    }
+
+    /// No new copy of `id` begins. Returns its word, where it was granted: copies may be under way by it.
+    fn revoke(&self, id: RegionId) -> Option<usize> {
+        let word = self.grants.lock().word_of.remove(&id)?;
         self.words.revoke(word);
         // So that the peer drops its mapping. When so many wait that one is lost, the peer is cut off instead: a mapping
         // that stays would keep the memory.
         if self.outbox.try_send(Packet::Revoked { id }).is_err() {
             self.stop.notify_one();
         }
+        Some(word)
+    }
+
+    /// Resolves when no copy is under way by a word that was revoked, which is spent then.
+    async fn until_left(&self, word: usize) {
         // A guest that is cut off is not gone before its copies are.
         while self.words.copies(word) > 0 && !self.is_gone.load(Ordering::Acquire) {
             tokio::time::sleep(LOOK_AGAIN).await;
@@ -375,6 +391,18 @@ mod tests {
         assert!(!peer.resolves(peer.owner.close()).await);
         peer.words.leave(0);
         assert!(peer.resolves(peer.owner.close()).await);
+    }
+
+    #[tokio::test]
+    async fn a_region_is_withdrawn_from_all_peers_at_once_whichever_is_in_a_copy() {
+        let slow = Slow::with("one-of-two", 1).await;
+        let (other, _orders) = Owner::invite(Slow::PEER).unwrap();
+        slow.owner.admit(&other);
+        let word = other.take_word(RegionId(0)).unwrap();
+        assert!(other.words.enter(word));
+        other.words.leave(word);
+        assert!(!slow.resolves(slow.owner.remove(RegionId(0))).await, "a copy of it is under way");
+        assert!(!other.words.enter(word), "nothing new begins");
     }
 
     /// A file that cannot be opened once more, as none can where a process has no descriptors left.
