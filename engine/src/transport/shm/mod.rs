@@ -47,8 +47,9 @@ use crate::types::{ByteCount, PeerId, RailId, RegionId};
 const NAME: &str = "shm";
 /// Operations that one endpoint holds.
 const OPERATIONS_MAX: usize = 1024;
-/// Connections that were granted over the link and did not come yet.
+/// Connections that were granted over the link and did not come yet: to all peers, and to one, whose oldest goes then.
 const TOKENS_MAX: usize = 1024;
+const TOKENS_OF_PEER_MAX: usize = 4;
 /// Time in which a granted connection has to come, and in which it has to show its token.
 const TOKEN_LIFE: Duration = Duration::from_secs(10);
 
@@ -248,6 +249,13 @@ impl Shared {
         fill_random(&mut token)?;
         let mut tokens = self.tokens.lock();
         tokens.retain(|_, (_, granted)| granted.elapsed() < TOKEN_LIFE);
+        let of_peer = tokens.iter().filter(|(_, (granted, _))| *granted == peer);
+        let of_peer: Vec<(Instant, Token)> = of_peer.map(|(token, (_, since))| (*since, *token)).collect();
+        if of_peer.len() >= TOKENS_OF_PEER_MAX
+            && let Some((_, oldest)) = of_peer.iter().min()
+        {
+            tokens.remove(oldest);
+        }
         if tokens.len() >= TOKENS_MAX {
             return Err(Error::Busy { what: "the list of granted shm connections" });
         }
@@ -386,6 +394,18 @@ mod tests {
         fn ask(&self, request: Vec<u8>) -> BoxFuture<'_, Result<Vec<u8>, Error>> {
             Box::pin(std::future::ready(self.0.answer(peer(1), &request)))
         }
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_asks_without_end_keeps_no_other_from_being_granted_a_connection() {
+        let transport = ShmTransport::open(ShmConfig { copy_threads: 1 }, &Handle::current()).unwrap();
+        let question = Question { version: VERSION, boot_id: transport.boot_id };
+        let question = postcard::to_allocvec(&question).unwrap();
+        for _ in 0..=TOKENS_MAX {
+            transport.answer(peer(1), &question).unwrap();
+        }
+        transport.answer(peer(2), &question).unwrap();
+        assert_eq!(transport.shared.tokens.lock().len(), TOKENS_OF_PEER_MAX + 1);
     }
 
     /// An engine that is dropped and was not closed, say. Its threads end, and its peers keep nothing for it.
