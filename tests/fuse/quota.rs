@@ -104,6 +104,8 @@ fn a_directory_that_moves_below_a_quota_is_evicted_down_to_it(mode: Mode) {
     set(&limited, "user.tidefs.quota", "8MiB");
     fs::create_dir(free.join("d")).expect("mkdir");
     fill(&free.join("d"), 20);
+    // What is open does not leave.
+    mount.wait_until_closed((0..20).map(|index| free.join(format!("d/k{index}"))));
     fs::rename(free.join("d"), limited.join("d")).expect("rename");
     let held = bytes_in(&limited.join("d"));
     let expected = (6 << 20)..=(8 << 20);
@@ -194,9 +196,10 @@ fn closed_temporary_files_take_no_room_beyond_their_quota(mode: Mode) {
 }
 
 fn what_is_written_beyond_its_quota_by_whomever_is_no_object_and_its_writer_is_told(mode: Mode) {
-    let (_mount, limited, _free) = beside_others(mode, "8MiB");
+    let (mount, limited, _free) = beside_others(mode, "8MiB");
     // Objects here are known to be small, so with passthrough the kernel writes the next ones.
     fill(&limited, 1);
+    mount.wait_until_closed([limited.join("k0")]);
     let mut open: Vec<(usize, File, bool)> = Vec::new();
     for index in 0..6 {
         let name = if index % 2 == 0 { "tmp" } else { "kv" };
@@ -219,8 +222,10 @@ fn what_is_written_beyond_its_quota_by_whomever_is_no_object_and_its_writer_is_t
 }
 
 fn what_is_unlinked_while_it_is_written_takes_of_its_quota_until_it_is_closed(mode: Mode) {
-    let (_mount, limited, _free) = beside_others(mode, "8MiB");
+    let (mount, limited, _free) = beside_others(mode, "8MiB");
     fill(&limited, 1);
+    // What was reserved for it beyond its length is given back then.
+    mount.wait_until_closed([limited.join("k0")]);
     let mut file = File::create(limited.join("k.tmp")).expect("create");
     file.write_all(&pattern::object(1, MIB)).expect("write");
     fs::remove_file(limited.join("k.tmp")).expect("unlink");
@@ -266,6 +271,8 @@ fn an_object_takes_its_own_place_in_a_full_quota(mode: Mode) {
         drop((reader, writer));
         mount.wait_until_closed([&key]);
         assert_eq!(pattern::verify_object(&fs::read(&key).expect("rewritten")), Ok(round));
+        // Who has the old version open keeps its bytes in use.
+        mount.wait_until_closed([&key]);
         publish_object(&free.join("new"), 2 * round, MIB);
         fs::rename(free.join("new"), &key).expect("rename");
         assert_eq!(pattern::verify_object(&fs::read(&key).expect("replaced")), Ok(2 * round));

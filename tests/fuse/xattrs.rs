@@ -281,9 +281,11 @@ fn attributes_of_programs_are_set_while_a_small_object_is_open(mode: Mode) {
 }
 
 fn attributes_of_programs_are_refused_on_a_small_object_without_a_name(mode: Mode) {
-    let (_mount, kv) = kv(mode);
+    let (mount, kv) = kv(mode);
     let key = kv.join("key");
     publish_object(&key, 1, 5000);
+    // Until the daemon has heard of the close it is not packed with others.
+    mount.wait_until_closed([&key]);
     let reader = File::open(&key).expect("open");
     fs::remove_file(&key).expect("unlink");
     assert_eq!(set_through(&reader, b"1234", 0), Err(Errno::EOPNOTSUPP));
