@@ -240,11 +240,13 @@ fn no_more_leaves_than_room_is_needed(mode: Mode) {
     // As the daemon lists them: the kernel is told of an eviction a moment after it.
     let present = || -> BTreeSet<String> { sorted_names(&kv).into_iter().collect() };
     let mut before = present();
-    for index in 2 * CAPACITY_MIB..2 * CAPACITY_MIB + 20 {
-        fill(&mount, &kv, index, 1);
+    let mut left = 0;
+    for written in 1..=20 {
+        fill(&mount, &kv, 2 * CAPACITY_MIB + written, 1);
         let after = present();
-        let left = before.difference(&after).count();
-        assert!(left <= 2, "{left} MiB left to make room for one");
+        left += before.difference(&after).count();
+        // Who keeps room ahead of writers may have been late, and makes up for some of them at once.
+        assert!(left <= written + 4, "{left} MiB left to make room for {written}");
         before = after;
     }
 }
@@ -399,8 +401,9 @@ fn a_soft_pinned_object_outlives_ordinary_ones(mode: Mode) {
     fs::create_dir(kv.join("hard")).expect("mkdir");
     set_xattr(&kv.join("hard"), "user.tidefs.pin", b"hard").expect("setxattr");
     fill(&mount, &kv.join("hard"), 0, CAPACITY_MIB * 7 / 8 - 2);
-    let left = (0..8).filter(|index| exists(&kv.join(format!("soft{index}")))).count();
-    assert!(left < 8, "soft pins give way at last");
+    // The kernel, which knows them, is told of an eviction a moment after it.
+    let is_any_gone = || (0..8).any(|index| !exists(&kv.join(format!("soft{index}"))));
+    assert!(until(HANG, is_any_gone), "soft pins give way at last");
 }
 
 fn a_higher_priority_outlives_a_lower_one(mode: Mode) {

@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use nix::errno::Errno;
@@ -278,9 +278,8 @@ fn what_is_copied_of_an_object_that_is_replaced_is_one_version_of_it_whole() {
     let control = Control::open(&mount);
     let (area, file) = control.area(4096);
     let get = Get { offset: 0, length: 4096, area, target: 0, name: Name(b"kv/key") };
-    let is_over = AtomicBool::new(false);
+    let (is_over, copies) = (AtomicBool::new(false), AtomicU64::new(0));
     let copy_all = || {
-        let mut copies = 0;
         while !is_over.load(Ordering::Relaxed) {
             let (_, copied) = control.one::<Entry>(Command::GetInto, &get);
             if copied.status() == Status::AskByFile {
@@ -290,19 +289,23 @@ fn what_is_copied_of_an_object_that_is_replaced_is_one_version_of_it_whole() {
             let mut bytes = vec![0; usize::try_from(copied.length.get()).expect("a length")];
             file.read_exact_at(&mut bytes, 0).expect("read the area");
             assert!(bytes == [1_u8; 100] || bytes == [3_u8; 300], "{bytes:?}");
-            copies += 1;
+            copies.fetch_add(1, Ordering::Relaxed);
         }
-        copies
     };
     thread::scope(|scope| {
         let copying = scope.spawn(copy_all);
-        for _ in 0..1000 {
+        for round in 0..20_000 {
+            // Just after it was replaced only its file can tell: the other needs a processor in time.
+            if round >= 1000 && (copies.load(Ordering::Relaxed) > 0 || copying.is_finished()) {
+                break;
+            }
             publish(&key, &[3; 300]);
             publish(&key, &[1; 100]);
         }
         is_over.store(true, Ordering::Relaxed);
-        assert!(copying.join().expect("each copy is whole") > 0);
+        copying.join().expect("each copy is whole");
     });
+    assert!(copies.into_inner() > 0, "nothing was copied");
 }
 
 #[test]

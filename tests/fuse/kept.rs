@@ -64,11 +64,26 @@ fn a_key_that_is_looked_up_again_is_answered_without_the_daemon() {
     }
     let first = shown(&cache, &keys);
     assert_eq!(cache.statistics().kept_views, 0);
-    mount.stand_still();
-    let (again, run) = (cache.lookup_many(&keys), cache.prefix(&keys));
-    let held: Vec<View> = again.expect("a look-up").into_iter().flatten().collect();
-    mount.go_on();
-    assert_eq!((cache.statistics().kept_views, run.expect("a prefix")), (100, 100), "the daemon stood still");
+    // Who had no processor for so long that the clock seems to stand asks the daemon, which answers when it goes on: then it
+    // is tried again.
+    let held = (0..10).find_map(|_| {
+        shown(&cache, &keys);
+        let before = cache.statistics().kept_views;
+        mount.stand_still();
+        let (again, run) = thread::scope(|scope| {
+            let looking = scope.spawn(|| (cache.lookup_many(&keys), cache.prefix(&keys)));
+            wait::until(Duration::from_secs(5), || looking.is_finished());
+            let is_answered = looking.is_finished() && mount.stands_still();
+            mount.go_on();
+            let found = looking.join().expect("it looks");
+            is_answered.then_some(found)
+        })?;
+        let kept = cache.statistics().kept_views - before;
+        assert_eq!((kept, run.expect("a prefix")), (100, 100), "the daemon stood still");
+        Some(again.expect("a look-up").into_iter().flatten().collect::<Vec<View>>())
+    });
+    let held = held.expect("the daemon is asked each time");
+    assert_eq!(held.len(), 100);
     for (view, first) in held.iter().zip(&first) {
         let is_same = |first: &Shown| (first.version, first.length) == (view.version(), view.len());
         assert!(first.as_ref().is_some_and(is_same));
@@ -161,7 +176,12 @@ fn nobody_is_shown_what_somebody_else_has_changed_already() {
         for cache in [&shared, &shared, &alone] {
             scope.spawn(move || look(cache));
         }
-        for round in 0..500_u64 {
+        let is_enough = || [&shared, &alone].iter().all(|cache| cache.statistics().kept_views > 100);
+        for round in 0..5000_u64 {
+            // Those who look need a processor in time for that.
+            if round >= 500 && is_enough() {
+                break;
+            }
             // Made, replaced, and unlinked or moved away; packed and solo.
             let length = if round % 2 == 0 { LENGTH } else { 4096 };
             publish(&kv.join("key"), &pattern::object(4 * round + 1, length));
@@ -209,12 +229,14 @@ fn rights_that_are_taken_away_are_seen_at_once() {
         drop(cache.get("key").expect("get"));
         cache.statistics().kept_views > kept
     };
+    // At once, unless the clock seems to stand to who had no processor for a while.
+    let is_answered_here = |cache: &Cache| wait::until(wait::HANG, || clock(cache));
     cache.put("key", &pattern::object(1, LENGTH)).expect("put");
-    assert!(!clock(&cache) && clock(&cache), "the second look-up is answered from here");
+    assert!(!clock(&cache) && is_answered_here(&cache), "the next look-up is answered from here");
     for (path, mode) in [(kv.clone(), 0o700), (kv.join("key"), 0o600)] {
         fs::set_permissions(path, Permissions::from_mode(mode)).expect("chmod");
         assert!(!clock(&cache), "somebody may be looking at it who may not any more");
-        assert!(clock(&cache));
+        assert!(is_answered_here(&cache));
     }
     std::os::unix::fs::chown(kv.join("key"), Some(1), None).expect("chown");
     assert!(!clock(&cache));
@@ -233,16 +255,18 @@ fn what_is_kept_and_not_looked_up_goes_back_and_can_be_evicted() {
     }
     assert!(cache.lookup_many(&keys).expect("a look-up").iter().all(Option::is_some));
     cache.keep(8 * MIB).expect("a lower limit");
-    let fill = |names: &str| {
+    let fill = |names: &str, looked_up: &[String]| {
         for index in 0..80 {
             publish(&kv.join(format!("{names}{index}")), &pattern::object(7, MIB));
+            // However long it takes: what is looked up does not go back.
+            drop(cache.lookup_many(looked_up).expect("a look-up"));
         }
         keys.iter().filter(|key| kv.join(key).exists()).count()
     };
-    let stayed = fill("one");
+    let stayed = fill("one", &keys[16..]);
     assert!((8..16).contains(&stayed), "{stayed} of 24 stayed: those that are kept, and no others");
     let started = Instant::now();
-    while fill("more") > 0 {
+    while fill("more", &[]) > 0 {
         assert!(started.elapsed() < Duration::from_secs(60), "they are kept for ever, unused");
         thread::sleep(Duration::from_millis(500));
     }
@@ -312,6 +336,6 @@ fn nothing_is_answered_from_what_an_earlier_daemon_gave() {
     let found = cache.lookup_many(&both).expect("a look-up");
     assert!(found[0].is_some() && found[1].is_none(), "by file, as without the fast path");
     let again = keeping(&mount, &kv).expect("a new session has a fast path");
-    assert!(again.get("stays").expect("get").is_some() && again.get("stays").expect("get").is_some());
-    assert_eq!(again.statistics().kept_views, 1);
+    let is_kept = || again.get("stays").expect("get").is_some() && again.statistics().kept_views > 0;
+    assert!(wait::until(wait::HANG, is_kept), "nothing of the new session is kept");
 }
