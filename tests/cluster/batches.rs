@@ -85,6 +85,8 @@ fn an_object_of_another_host_is_on_its_way_before_who_looked_it_up_opens_its_fil
     let mut bytes = vec![0; 60_000];
     assert_eq!(cache.get_into("whole-0/wanted", &mut bytes).expect("an answer"), Some(bytes.len()));
     assert!(bytes == object(1, 60_000));
+    // Counted when the load has ended, a moment after its object is here.
+    assert!(wait::until(wait::HANG, || loaded_ahead() > 0), "its file was opened first");
     assert_eq!(loaded_ahead(), 1);
 }
 

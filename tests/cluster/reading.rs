@@ -3,7 +3,6 @@
 use std::fs;
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::thread;
-use std::time::Duration;
 
 use crate::common::wait;
 use crate::fixture::{Hosts, object, publish};
@@ -50,9 +49,10 @@ fn many_readers_of_one_object_share_one_fetch() {
             scope.spawn(|| assert_eq!(fs::read(&b).expect("the object"), bytes));
         }
     });
-    let metrics = hosts.mounts[1].control_get("/v1/metrics").text();
-    let fetches = metrics.lines().find(|line| line.starts_with("tidefs_remote_fetches_total"));
-    assert_eq!(fetches, Some("tidefs_remote_fetches_total 1"));
+    // Counted a moment after its bytes are there.
+    let fetches = || hosts.metric(1, "tidefs_remote_fetches_total");
+    assert!(wait::until(wait::HANG, || fetches() > 0), "nothing was fetched");
+    assert_eq!(fetches(), 1);
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn an_object_whose_writer_keeps_it_open_is_a_miss_elsewhere_until_it_is_closed()
     // Longer than a reader waits for a writer's close.
     assert_eq!(fs::read(&there).expect_err("it may still change").kind(), ErrorKind::NotFound);
     drop(file);
-    assert!(wait::until(Duration::from_secs(5), || fs::read(&there).is_ok_and(|found| found == bytes)));
+    assert!(wait::until(wait::HANG, || fs::read(&there).is_ok_and(|found| found == bytes)));
 }
 
 #[test]
@@ -194,5 +194,8 @@ fn hosts_that_read_an_object_on_the_disk_of_another_at_once_share_one_load_of_it
         });
     }
     assert_eq!(hosts.metric(0, "tidefs_ssd_promotion_misses_total"), 0);
-    assert_eq!(hosts.metric(0, "tidefs_ssd_promotions_total"), 8);
+    // Counted a moment after the object is in memory.
+    let promotions = || hosts.metric(0, "tidefs_ssd_promotions_total");
+    assert!(wait::until(wait::HANG, || promotions() >= 8), "{} loads", promotions());
+    assert_eq!(promotions(), 8);
 }

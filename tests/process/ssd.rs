@@ -334,6 +334,8 @@ fn cold_objects_that_are_asked_for_together_are_loaded_side_by_side() {
     for (view, number) in views.into_iter().zip(0..) {
         assert_same(&view.expect("a hit"), &content(number), "one of many");
     }
+    // Counted when a load has ended, a moment after its object is in memory.
+    assert!(until(HANG, || prefetched() >= 8), "{} were loaded ahead", prefetched());
     // All were in line before the first of them was opened, which makes none a second time.
     assert_eq!(prefetched(), 8);
     assert_eq!(counter(&mount, "tidefs_ssd_promotions_total"), 9);

@@ -68,8 +68,7 @@ fn who_unlinks_the_oldest_until_statfs_moves_stops_while_most_is_still_there() {
 }
 
 /// The number after `name` among the metrics.
-fn metric(mount: &Mount, name: &str) -> u64 {
-    let text = mount.control_get("/v1/metrics").text();
+fn metric(text: &str, name: &str) -> u64 {
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     value.and_then(|value| value.trim().parse().ok()).expect("the metric")
 }
@@ -98,7 +97,14 @@ fn the_bytes_of_a_disk_are_told_by_what_they_were_for_and_make_its_write_amplifi
         number(&device["read_for"]["ahead"]) >= ahead && number(&device["written_for"]["removals"]) > 0
     };
     assert!(until(HANG, is_told), "{}", status(&mount));
-    let device = status(&mount);
+    // Both tell of one moment when nothing was read or written in between.
+    let (mut device, mut metrics) = (status(&mount), String::new());
+    let is_quiet = || {
+        metrics = mount.control_get("/v1/metrics").text();
+        let before = std::mem::replace(&mut device, status(&mount));
+        ["written", "read", "stored"].iter().all(|total| before[*total] == device[*total])
+    };
+    assert!(until(HANG, is_quiet), "the disk is never quiet");
     let of = |what: &str, reason: &str| number(&device[what][reason]);
     // Headers and padding are less than two blocks of each object.
     let stored: u64 = (0..8).map(bytes_of).sum();
@@ -114,7 +120,7 @@ fn the_bytes_of_a_disk_are_told_by_what_they_were_for_and_make_its_write_amplifi
         for reason in device[by_reason].as_object().expect("a map").keys() {
             let labels = format!("{{device=\"{}\",reason=\"{reason}\"}}", disk.path().display());
             let name = format!("tidefs_ssd_{total}_by_reason_bytes_total{labels}");
-            assert_eq!(metric(&mount, &name), of(by_reason, reason), "{name}");
+            assert_eq!(metric(&metrics, &name), of(by_reason, reason), "{name}");
         }
     }
     let amplification = number(&device["written"]) as f64 / number(&device["stored"]) as f64;

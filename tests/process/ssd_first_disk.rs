@@ -44,11 +44,13 @@ fn write(directory: &Path, number: u64) -> PathBuf {
     path
 }
 
-/// Writes as fast as the disk makes room, so that nothing is dropped for want of time.
+/// Writes as fast as the disk makes room, so that nothing is dropped for want of time. The daemon has heard of each close then:
+/// what is open is not evicted.
 fn write_all(mount: &Mount, directory: &Path, numbers: std::ops::Range<u64>) {
     for number in numbers {
-        write(directory, number);
+        let path = write(directory, number);
         assert!(until(HANG, || mount.free_memory() >= 18 << 20), "no room was made ahead of the writer");
+        mount.wait_until_closed([path]);
     }
 }
 
