@@ -49,61 +49,60 @@ fn a_host_that_starts_again_is_found_with_what_it_kept() {
         .is_ok_and(|found| found == object(4, 100_000))));
 }
 
-#[test]
-fn a_key_that_was_deleted_while_its_holder_was_away_stays_deleted() {
-    let mut hosts = Hosts::start(2, &["on_stop=keep"]);
-    let name = "whole-1/key";
-    publish(&hosts.mounts[0].join(name), &object(4, 100_000));
-    assert_eq!(fs::read(hosts.mounts[1].join(name)).expect("a copy"), object(4, 100_000));
-    hosts.mounts[0].stop();
-    fs::remove_file(hosts.mounts[1].join(name)).expect("the unlink");
+/// A key that the first of two hosts wrote, and the second has a copy of.
+const KEY: &str = "whole-1/key";
+
+fn hosts_with_a_key_and_a_copy() -> Hosts {
+    let hosts = Hosts::start(2, &["on_stop=keep"]);
+    publish(&hosts.mounts[0].join(KEY), &object(4, 100_000));
+    assert_eq!(fs::read(hosts.mounts[1].join(KEY)).expect("a copy"), object(4, 100_000));
+    hosts
+}
+
+/// The second host deletes the key, and the first, which was stopped with it, starts again.
+#[track_caller]
+fn expect_deleted_for_good(hosts: &mut Hosts) {
+    fs::remove_file(hosts.mounts[1].join(KEY)).expect("the unlink");
     hosts.mounts[0].start_daemon();
     hosts.wait_until_whole();
-    let is_gone = || hosts.mounts.iter().all(|mount| !mount.join(name).exists());
+    let is_gone = || hosts.mounts.iter().all(|mount| !mount.join(KEY).exists());
     assert!(wait::until(wait::HANG, is_gone), "a deleted key came back");
     thread::sleep(Duration::from_secs(1));
     for mount in &hosts.mounts {
-        assert!(!mount.join(name).exists(), "a deleted key came back later");
+        assert!(!mount.join(KEY).exists(), "a deleted key came back later");
     }
+}
+
+#[test]
+fn a_key_that_was_deleted_while_its_holder_was_away_stays_deleted() {
+    let mut hosts = hosts_with_a_key_and_a_copy();
+    hosts.mounts[0].stop();
+    expect_deleted_for_good(&mut hosts);
 }
 
 #[test]
 fn a_key_that_was_deleted_by_who_was_alone_since_its_start_stays_deleted() {
-    let mut hosts = Hosts::start(2, &["on_stop=keep"]);
-    let name = "whole-1/key";
-    publish(&hosts.mounts[0].join(name), &object(4, 100_000));
-    assert_eq!(fs::read(hosts.mounts[1].join(name)).expect("a copy"), object(4, 100_000));
+    let mut hosts = hosts_with_a_key_and_a_copy();
     hosts.mounts[0].stop();
     hosts.mounts[1].restart();
-    fs::remove_file(hosts.mounts[1].join(name)).expect("the unlink");
-    hosts.mounts[0].start_daemon();
-    hosts.wait_until_whole();
-    let is_gone = || hosts.mounts.iter().all(|mount| !mount.join(name).exists());
-    assert!(wait::until(wait::HANG, is_gone), "a deleted key came back");
-    thread::sleep(Duration::from_secs(1));
-    for mount in &hosts.mounts {
-        assert!(!mount.join(name).exists(), "a deleted key came back later");
-    }
+    expect_deleted_for_good(&mut hosts);
 }
 
 #[test]
 fn a_key_of_which_all_other_copies_were_evicted_while_its_holder_was_away_is_back_with_it() {
-    let mut hosts = Hosts::start(2, &["on_stop=keep"]);
-    let name = "whole-1/key";
-    publish(&hosts.mounts[0].join(name), &object(4, 100_000));
-    assert_eq!(fs::read(hosts.mounts[1].join(name)).expect("a copy"), object(4, 100_000));
-    assert!(wait::until(wait::HANG, || hosts.copies(1, name).len() == 2), "the copy is not known");
+    let mut hosts = hosts_with_a_key_and_a_copy();
+    assert!(wait::until(wait::HANG, || hosts.copies(1, KEY).len() == 2), "the copy is not known");
     hosts.mounts[0].stop();
-    assert!(wait::until(wait::HANG, || hosts.copies(1, name).len() == 1), "it is known to be away");
+    assert!(wait::until(wait::HANG, || hosts.copies(1, KEY).len() == 1), "it is known to be away");
     let is_evicted = || {
-        hosts.mounts[1].control("POST", "/v1/evict", Some(r#"{"path":"whole-1/key"}"#));
-        !hosts.mounts[1].join(name).exists()
+        hosts.mounts[1].control("POST", "/v1/evict", Some(&format!(r#"{{"path":"{KEY}"}}"#)));
+        !hosts.mounts[1].join(KEY).exists()
     };
     assert!(wait::until(wait::HANG, is_evicted), "it is not evicted");
     hosts.mounts[0].start_daemon();
     hosts.wait_until_whole();
     for mount in &hosts.mounts {
-        assert_eq!(fs::read(mount.join(name)).expect("it is back"), object(4, 100_000));
+        assert_eq!(fs::read(mount.join(KEY)).expect("it is back"), object(4, 100_000));
     }
 }
 

@@ -128,26 +128,39 @@ fn a_removal_waits_for_who_still_hears_that_it_is_told_no_more() {
     });
 }
 
+/// A name that the first of them does not serve.
+fn served_by_others(hosts: &[Host]) -> String {
+    let one = hosts[0].cluster.me();
+    name_served(hosts, |owners| owners.primary != one && owners.backup != Some(one))
+}
+
+/// All but the first are killed, and that one misses them.
+async fn leave_the_first_alone(hosts: &[Host]) {
+    for other in &hosts[1..] {
+        other.cluster.close().await;
+    }
+    let are_missed = || hosts[1..].iter().all(|other| hosts[0].cluster.core.is_suspect(other.cluster.me()));
+    until("all others are missed", are_missed).await;
+}
+
+/// The second and the third start again with what they held, and the first tells them what they have not heard.
+async fn bring_the_others_back(coordinator: &Embedded, hosts: &mut Vec<Host>) {
+    let (third, second) = (hosts.pop().unwrap(), hosts.pop().unwrap());
+    hosts.push(start_with(coordinator, config(2), second.memory).await);
+    hosts.push(start_with(coordinator, config(3), third.memory).await);
+    until("nothing is to be told", || hosts[0].cluster.core.unheard.len() == 0).await;
+    settled(hosts).await;
+}
+
 #[test]
 fn a_removal_that_nobody_heard_of_is_told_when_they_are_back() {
     in_a_cluster_of(3, |coordinator, mut hosts| async move {
-        let one = hosts[0].cluster.me();
-        let name = name_served(&hosts, |owners| owners.primary != one && owners.backup != Some(one));
+        let name = served_by_others(&hosts);
         hosts[1].write(&name, b"bytes", wall(), soon()).await.unwrap();
         assert!(hosts[0].read(&name, soon()).await.is_some());
-        for old in &hosts[1..] {
-            old.cluster.close().await;
-        }
-        until("both are missed", || {
-            hosts[1..].iter().all(|old| hosts[0].cluster.core.is_suspect(old.cluster.me()))
-        })
-        .await;
+        leave_the_first_alone(&hosts).await;
         hosts[0].unlink(&name, wall(), soon()).await.unwrap_err();
-        let (third, second) = (hosts.pop().unwrap(), hosts.pop().unwrap());
-        hosts.push(start_with(&coordinator, config(2), second.memory).await);
-        hosts.push(start_with(&coordinator, config(3), third.memory).await);
-        until("it is told", || hosts[0].cluster.core.unheard.len() == 0).await;
-        settled(&hosts).await;
+        bring_the_others_back(&coordinator, &mut hosts).await;
         for host in &hosts {
             assert_eq!(host.look_up(&name, soon()).await, Seen::Absent);
         }
@@ -179,23 +192,12 @@ fn who_drains_stays_until_who_serves_with_it_knows_what_was_removed() {
 #[test]
 fn a_directory_that_is_made_anew_is_not_taken_by_its_removal_that_nobody_heard_of() {
     in_a_cluster_of(3, |coordinator, mut hosts| async move {
-        let one = hosts[0].cluster.me();
-        let name = name_served(&hosts, |owners| owners.primary != one && owners.backup != Some(one));
+        let name = served_by_others(&hosts);
         hosts[1].make_directory(&name, soon()).await.unwrap();
-        for old in &hosts[1..] {
-            old.cluster.close().await;
-        }
-        until("both are missed", || {
-            hosts[1..].iter().all(|old| hosts[0].cluster.core.is_suspect(old.cluster.me()))
-        })
-        .await;
+        leave_the_first_alone(&hosts).await;
         hosts[0].unlink(&name, wall(), soon()).await.unwrap_err();
         hosts[0].make_directory(&name, soon()).await.unwrap_err();
-        let (third, second) = (hosts.pop().unwrap(), hosts.pop().unwrap());
-        hosts.push(start_with(&coordinator, config(2), second.memory).await);
-        hosts.push(start_with(&coordinator, config(3), third.memory).await);
-        until("nothing is to be told", || hosts[0].cluster.core.unheard.len() == 0).await;
-        settled(&hosts).await;
+        bring_the_others_back(&coordinator, &mut hosts).await;
         for host in &hosts {
             assert!(host.look_up(&name, soon()).await.is_present());
         }
@@ -332,13 +334,7 @@ fn what_only_a_member_knows_to_be_removed_when_it_stops_it_tells_when_it_is_star
         for name in [&decided, &untold] {
             hosts[1].write(name, b"bytes", wall(), soon()).await.unwrap();
         }
-        for host in &hosts[1..] {
-            host.cluster.close().await;
-        }
-        until("both are missed", || {
-            [second, third].iter().all(|&other| hosts[0].cluster.core.is_suspect(other))
-        })
-        .await;
+        leave_the_first_alone(&hosts).await;
         hosts[0].unlink(&decided, wall(), soon()).await.unwrap();
         hosts[0].unlink(&untold, wall(), soon()).await.unwrap_err();
         stop(&hosts[0]).await;
