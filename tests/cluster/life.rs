@@ -45,8 +45,8 @@ fn a_host_that_starts_again_is_found_with_what_it_kept() {
     publish(&hosts.mounts[0].join("whole-0/key"), &object(4, 100_000));
     hosts.mounts[0].restart();
     let there = hosts.mounts[1].join("whole-0/key");
-    assert!(wait::until(Duration::from_secs(10), || fs::read(&there)
-        .is_ok_and(|found| found == object(4, 100_000))));
+    let is_found = || fs::read(&there).is_ok_and(|found| found == object(4, 100_000));
+    assert!(wait::until(wait::HANG, is_found), "it is not found with what it kept");
 }
 
 /// A key that the first of two hosts wrote, and the second has a copy of.
@@ -171,7 +171,7 @@ fn a_host_that_starts_while_etcd_is_away_serves_alone_and_joins_when_it_is_back(
     let here = alone.join("whole-1/theirs");
     assert!(wait::until(Duration::from_secs(30), || fs::read(&here)
         .is_ok_and(|found| found == object(4, 60_000))));
-    assert!(joined(alone));
+    assert!(wait::until(wait::HANG, || joined(alone)), "it does not say that it has joined");
     let there = hosts.mounts[1].join("whole-0/new");
     assert!(wait::until(Duration::from_secs(20), || fs::read(&there)
         .is_ok_and(|found| found == object(3, 60_000))));
