@@ -8,7 +8,8 @@ use tidefs::datapath::{AttributeChange, Datapath, Lookup, Patience};
 use tidefs::namespace::Ino;
 
 use super::meanwhile::{filled, meanwhile};
-use super::{Logic, System as _, caller};
+use super::{Logic, caller};
+use crate::system::System as _;
 
 /// A directory of objects that all got `policy` and are all past the time that it gives them.
 fn due(count: usize, policy: &str, value: &str) -> (Logic, Ino) {
