@@ -22,6 +22,7 @@
 )]
 
 pub(crate) mod control;
+mod daemon_process;
 pub(crate) mod etcd;
 pub(crate) mod faulty_disk;
 pub(crate) mod growth;
