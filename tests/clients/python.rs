@@ -1,4 +1,4 @@
-//! The Python scripts beside this file: one per shape of use, one for safetensors, one for numpy.
+//! The Python scripts beside this file: one per shape of use, one for LMCache, one for safetensors, one for numpy.
 //!
 //! The interpreter is `TIDEFS_TEST_PYTHON`, else `target/test-venv/bin/python`, which has numpy and safetensors. If
 //! neither is there, the system's `python3` runs the scripts that need the standard library only, and the others are
@@ -51,6 +51,10 @@ fn clients_that_rename(mode: Mode) {
     run_script(mode, "rename_shape.py", false);
 }
 
+fn lmcache(mode: Mode) {
+    run_script(mode, "lmcache_shape.py", false);
+}
+
 fn clients_that_write_the_final_name(mode: Mode) {
     run_script(mode, "final_name_shape.py", false);
 }
@@ -69,6 +73,7 @@ fn numpy(mode: Mode) {
 
 in_both_modes!(
     clients_that_rename,
+    lmcache,
     clients_that_write_the_final_name,
     clients_with_slot_files,
     safetensors,
