@@ -105,7 +105,9 @@ impl Hosts {
     pub(crate) fn wait_until_whole(&self) {
         for (index, mount) in self.mounts.iter().enumerate() {
             let name = format!("whole-{index}");
-            let _ = fs::create_dir(mount.join(&name));
+            // It may be there already, or be agreed on by an etcd that is slow at first.
+            let is_made = || fs::create_dir(mount.join(&name)).is_ok() || mount.join(&name).is_dir();
+            assert!(wait::until(wait::HANG, is_made), "host {index} makes no namespace");
             let is_seen = || self.mounts.iter().all(|mount| mount.join(&name).is_dir());
             assert!(wait::until(Duration::from_secs(20), is_seen), "host {index} is not seen by all others");
         }
