@@ -164,6 +164,7 @@ fn a_hard_pin_outlives_pressure_and_none_takes_it_away() {
     };
     let pinned = place.join("pinned");
     fs::write(&pinned, object(7, 1 << 20)).expect("an object");
+    mount.wait_until_closed([&pinned]);
     let answer = run_json(&mount, &["pin", argument(&pinned), "--hard"]);
     assert_eq!(answer["pin"], json!("hard"), "{answer}");
     assert_eq!(get_xattr_text(&pinned, "user.tidefs.pin"), "hard", "the attribute and the command are one");
@@ -182,6 +183,7 @@ fn a_pin_ends_with_its_time() {
     let mount = Mount::start(&[]);
     let path = mount.namespace("ns").join("a");
     fs::write(&path, object(1, 100_000)).expect("an object");
+    mount.wait_until_closed([&path]);
     run_json(&mount, &["pin", argument(&path), "--soft", "--ttl", "1h"]);
     let stat = || run_json(&mount, &["stat", argument(&path)]);
     let first = stat();
