@@ -23,6 +23,11 @@ pub(super) fn soon() -> Instant {
     Instant::now() + Duration::from_secs(10)
 }
 
+/// By when a fact that is waited for is seen on a loaded machine. A call has less, [`soon`].
+pub(super) fn at_last() -> Instant {
+    Instant::now() + Duration::from_secs(30)
+}
+
 pub(super) fn wall() -> Stamp {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
     Stamp(u64::try_from(since.as_nanos()).unwrap())
@@ -53,7 +58,7 @@ pub(super) async fn start_with(coordinator: &Embedded, config: ClusterConfig, me
 
 /// Waits until all of them know all of each other, and all that they hold.
 pub(super) async fn settled(hosts: &[Host]) {
-    let end = soon();
+    let end = at_last();
     while let Some(unsettled) = hosts.iter().find(|host| !is_settled(host, hosts.len())) {
         assert!(Instant::now() < end, "not all know each other: {}", seen_by(unsettled));
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -77,7 +82,7 @@ fn is_settled(host: &Host, members: usize) -> bool {
 }
 
 pub(super) async fn until(what: &str, is_so: impl Fn() -> bool) {
-    let end = soon();
+    let end = at_last();
     while !is_so() {
         assert!(Instant::now() < end, "never seen: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -86,7 +91,7 @@ pub(super) async fn until(what: &str, is_so: impl Fn() -> bool) {
 
 /// As [`until`], for what only others can say.
 pub(super) async fn until_answered(what: &str, is_so: impl AsyncFn() -> bool) {
-    let end = soon();
+    let end = at_last();
     while !is_so().await {
         assert!(Instant::now() < end, "never seen: {what}");
         tokio::time::sleep(Duration::from_millis(1)).await;

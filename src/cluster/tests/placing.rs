@@ -8,7 +8,8 @@ use tidefs_engine::types::{ByteCount, MemberId};
 
 use super::host::{Host, Seen};
 use super::members::{
-    config, in_a_cluster_of, runtime, settled, soon, start, start_with, started, until, until_answered, wall,
+    at_last, config, in_a_cluster_of, runtime, settled, soon, start, start_with, started, until,
+    until_answered, wall,
 };
 use crate::cluster::coordinator::embedded::Embedded;
 use crate::cluster::shards::KeyId;
@@ -23,7 +24,7 @@ async fn holders(host: &Host, path: &str) -> BTreeSet<u64> {
 
 /// Waits until as many hold it.
 async fn held_by(host: &Host, path: &str, count: usize) -> BTreeSet<u64> {
-    let end = soon();
+    let end = at_last();
     loop {
         let holders = holders(host, path).await;
         if holders.len() == count {
@@ -135,7 +136,7 @@ fn who_drains_leaves_when_others_hold_all_that_it_held() {
         }
         let begin = DrainOrder::Begin { within_ms: None };
         hosts[1].cluster.drain(MemberId(1), begin).await.unwrap();
-        let end = soon();
+        let end = at_last();
         let report = loop {
             let report = hosts[1].cluster.drain(MemberId(1), DrainOrder::Ask).await.unwrap();
             if report.phase != DrainPhase::Copying {
