@@ -246,6 +246,7 @@ fn a_rewrite_cut_by_a_crash_leaves_the_old_version_or_none(mode: Mode) {
     for number in 0..6 {
         fs::write(place.join(number.to_string()), content(number)).expect("an object");
     }
+    mount.wait_until_closed((0..6).map(|number| place.join(number.to_string())));
     let mut reader = Peer::spawn();
     let held = reader.open(&place.join("0"), libc::O_RDONLY).expect("open");
     let mut writer = Peer::spawn();

@@ -29,6 +29,7 @@ fn sigterm_ends_a_mount_whose_files_are_open(mode: Mode) {
     let place = mount.namespace("ns");
     let (sealed, unsealed) = (place.join("sealed"), place.join("unsealed"));
     fs::write(&sealed, object(1, 1 << 20)).expect("an object");
+    mount.wait_until_closed([&sealed]);
     let mut peer = Peer::spawn();
     let reader = peer.open(&sealed, libc::O_RDONLY).expect("open");
     let map = peer.map(reader, 1 << 20, false).expect("mmap");

@@ -87,6 +87,7 @@ fn a_smaller_capacity_holds_as_soon_as_nobody_maps_what_it_has_no_room_for() {
     let mut mount = Mount::start(&["capacity", "on_stop=keep", &config]);
     let path = mount.namespace("kv").join("object");
     fs::write(&path, bytes(1, LENGTH)).expect("write");
+    mount.wait_until_closed([&path]);
     let mut reader = Peer::spawn();
     let handle = reader.open(&path, libc::O_RDONLY).expect("open");
     let map = reader.map(handle, LENGTH, false).expect("mmap");

@@ -53,10 +53,12 @@ fn has_passthrough(mount: &Mount) -> bool {
 }
 
 /// Writes the objects and holds them open and mapped.
-fn hold(place: &Path) -> Held {
+fn hold(mount: &Mount, place: &Path) -> Held {
     let hold = |number: u64| {
         let path = place.join(number.to_string());
         fs::write(&path, object(number, SIZE)).expect("an object");
+        // Until the daemon has heard of the close it serves who wrote it.
+        mount.wait_until_closed([&path]);
         let file = File::open(&path).expect("open");
         let map = Mapping::shared(&file, SIZE).expect("mmap");
         (file, map, object(number, SIZE))
@@ -70,7 +72,7 @@ fn descriptors_and_mappings_outlive_a_killed_daemon() {
     if !has_passthrough(&mount) {
         return;
     }
-    let held = hold(&mount.namespace("ns"));
+    let held = hold(&mount, &mount.namespace("ns"));
     mount.kill9();
     let checked = within(HANG, move || {
         held.use_all();
@@ -96,6 +98,7 @@ fn what_an_earlier_daemon_sealed_is_neither_written_nor_cut_under_who_has_it_map
     let mut reader = Peer::spawn();
     let mut map = |path: &Path| {
         fs::write(path, object(1, SIZE)).expect("an object");
+        mount.wait_until_closed([path]);
         let handle = reader.open(path, libc::O_RDONLY).expect("open");
         let map = reader.map(handle, SIZE, false).expect("mmap");
         reader.close(handle).expect("close");
@@ -122,7 +125,7 @@ fn open_objects_are_read_and_mapped_while_the_daemon_is_stopped() {
         return;
     }
     let place = mount.namespace("ns");
-    let held = hold(&place);
+    let held = hold(&mount, &place);
     mount.stand_still();
     let used = within(HANG, move || {
         held.use_all();
