@@ -159,6 +159,21 @@ fn what_frees_the_memory_that_a_stop_keeps_can_be_typed_as_its_log_has_it() {
 }
 
 #[test]
+fn umount_frees_the_memory_by_whatever_path_its_state_directory_is_named() {
+    let place = Unmounted::new();
+    let link = place.base.path().join("link");
+    std::os::unix::fs::symlink(&place.state, &link).expect("a link");
+    for state in [argument(&link), "state", "./link"] {
+        place.run(&["mount", argument(&place.point), "-o", &place.options("")]).success("tidefs mount");
+        place.works("a");
+        let mut command = Command::new(binary());
+        command.args(["umount", argument(&place.point), "--discard", "--state-dir", state]);
+        program::run(command.current_dir(place.base.path()), COMMAND).success(state);
+        assert_eq!(mounts_below(place.base.path()), Vec::<PathBuf>::new(), "{state}");
+    }
+}
+
+#[test]
 fn umount_takes_away_the_mount_of_a_dead_daemon() {
     let place = Unmounted::new();
     place.run(&["mount", argument(&place.point), "-o", &place.options("")]).success("tidefs mount");

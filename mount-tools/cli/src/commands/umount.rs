@@ -7,7 +7,7 @@
 use std::fs;
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -162,7 +162,8 @@ fn discard(instance: &Instance) -> Result<(), CliError> {
                 .next_step("a daemon just started on it; unmount again"));
         }
     };
-    while let Some(mount) = mount_table()?.below(instance.dir()).next() {
+    let dir = as_mounted(instance)?;
+    while let Some(mount) = mount_table()?.below(&dir).next() {
         mounts::detach(&mount.mount_point).map_err(|error| failed("free the memory of", &error))?;
     }
     // No mount is left below, so this removes files of the state directory alone.
@@ -172,6 +173,16 @@ fn discard(instance: &Instance) -> Result<(), CliError> {
         gone(fs::remove_file(file)).map_err(|error| failed("clear", &error))?;
     }
     instance.remove(&lock).map_err(|error| failed("remove", &error))
+}
+
+/// The folder of `instance` as the mount table names it, where there are no links and no relative paths. A link in its
+/// own place is none of the daemon's, and is not followed to what others mounted.
+fn as_mounted(instance: &Instance) -> Result<PathBuf, CliError> {
+    let dir = instance.dir();
+    match (dir.parent(), dir.file_name()) {
+        (Some(state), Some(name)) => Ok(locate::resolve(&mount_table()?, state)?.join(name)),
+        _ => Ok(dir.to_owned()),
+    }
 }
 
 /// The outcome of a removal, which is well when there was nothing.
