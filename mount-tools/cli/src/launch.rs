@@ -108,6 +108,8 @@ impl Started {
 pub(crate) enum LaunchError {
     #[error("{0}")]
     NoStateDir(#[from] tidefs_control_api::instance::NoStateDir),
+    #[error("the path of a state directory is UTF-8, and {} is not", dir.display())]
+    StateDirNotUtf8 { dir: PathBuf },
     #[error("{} is already served by process {}", dir.display(), pid.map_or("unknown".into(), |pid| pid.to_string()))]
     AlreadyServed { dir: PathBuf, pid: Option<u32> },
     #[error(
@@ -137,7 +139,7 @@ impl LaunchError {
     pub(crate) fn is_usage(&self) -> bool {
         match self {
             Self::Ended { status, .. } => status.code() == Some(EXIT_CONFIGURATION),
-            Self::NoStateDir(_) | Self::OnDemand { .. } => true,
+            Self::NoStateDir(_) | Self::StateDirNotUtf8 { .. } | Self::OnDemand { .. } => true,
             _ => false,
         }
     }
@@ -173,6 +175,8 @@ impl Launch {
     /// The state directory that the daemon will use; a configuration file that names another is not read here.
     fn state(&self) -> Result<StateDir, LaunchError> {
         match self.named_state_dir() {
+            // The daemon could only be told of another directory.
+            Some(dir) if dir.to_str().is_none() => Err(LaunchError::StateDirNotUtf8 { dir }),
             Some(dir) => Ok(StateDir::new(dir)),
             None => Ok(StateDir::of_this_user()?),
         }

@@ -54,6 +54,9 @@ fn failure(error: &LaunchError, launch: &Launch) -> CliError {
             "mount again when it has ended; it waits for programs that have files of {} open",
             dir.display()
         )),
+        LaunchError::StateDirNotUtf8 { .. } => {
+            failure.next_step("name it by another path, for example a link to it")
+        }
         LaunchError::NoDaemon { .. } => failure.next_step("install tidefsd beside this program, or in PATH"),
         _ => failure,
     }

@@ -131,6 +131,23 @@ fn a_relative_state_directory_is_refused_by_the_daemon_and_not_made() {
 }
 
 #[test]
+fn a_state_directory_that_no_daemon_can_be_told_is_refused_and_no_other_is_made() {
+    let host = Host::new();
+    let program = host.install("tidefs", GOOD);
+    let mut command = Command::new(&program);
+    command.arg("mount").arg(host.mount_dir()).arg("--state-dir").arg(OsStr::from_bytes(b"s\xff"));
+    command.current_dir(host.path()).env("FAKE_LOCK", host.instance().lock());
+    let ended = Ended::from(command.env("FAKE_NOTES", host.path().join("notes")).output().unwrap());
+    assert!(ended.code == 2 && ended.stderr.contains("state directory is UTF-8"), "{ended:?}");
+    assert!(ended.stderr.contains("next step: name it by another path"), "{ended:?}");
+    assert_eq!(host.notes(), "", "a daemon was started");
+    let mut made: Vec<_> =
+        std::fs::read_dir(host.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    made.sort();
+    assert_eq!(made, ["bin", "mnt"]);
+}
+
+#[test]
 fn a_daemon_that_never_mounts_is_stopped() {
     let host = Host::new();
     let script = "trap 'echo stopped >>\"$FAKE_NOTES\"; exit 0' TERM\n echo 'recovering' >&2; \
