@@ -30,7 +30,7 @@ use crate::output::{Output, shown};
 pub(crate) fn run(args: &UmountArgs, output: Output) -> Result<(), CliError> {
     let table = mount_table()?;
     let dir = locate::resolve(&table, &args.dir)?;
-    let state = locate::state_dir(&args.common)?;
+    let state = locate::state_dir_of(&args.common, &table, Some(&dir))?;
     let instance = state.instance(&dir);
     let mount = table.tidefs_at(&dir);
     let daemon = match (probe(&instance)?, mount) {
