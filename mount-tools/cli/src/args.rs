@@ -121,7 +121,7 @@ impl Command {
     pub(crate) fn wants_json(&self) -> bool {
         match self {
             Self::Status(args) => args.of.select.common.json,
-            Self::Tier(command) => command.select().common.json,
+            Self::Tier(command) => command.wants_json(),
             Self::Members(args) => args.of.select.common.json,
             Self::Catalog(CatalogCommand::Stats(args)) => args.of.select.common.json,
             Self::Where(args) => args.select.common.json,

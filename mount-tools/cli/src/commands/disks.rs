@@ -11,7 +11,7 @@ use tidefs_control_api::{
 };
 use tidefs_engine::types::ByteCount;
 
-use crate::args::Select;
+use crate::args::{Daemon, Select};
 use crate::error::{CliError, Exit};
 use crate::locate;
 use crate::output::{Output, grouped};
@@ -21,7 +21,7 @@ use crate::output::{Output, grouped};
 pub(crate) enum TierCommand {
     /// Show how full memory and disks are, and the state of each disk
     #[command(
-        after_help = "Examples:\n  tidefs tier status\n  tidefs tier status --json | jq '.ssd.devices[].state'"
+        after_help = "Examples:\n  tidefs tier status\n  tidefs tier status /mnt/kv --json | jq '.ssd.devices[].state'"
     )]
     Status(TierStatusArgs),
     /// Take a directory or block device into the SSD tier while it is used
@@ -46,12 +46,13 @@ pub(crate) enum TierCommand {
 }
 
 impl TierCommand {
-    pub(crate) fn select(&self) -> &Select {
+    /// Whether the result is for a program.
+    pub(crate) fn wants_json(&self) -> bool {
         match self {
-            Self::Status(args) => &args.select,
-            Self::Add(args) => &args.select,
-            Self::Drain(args) => &args.select,
-            Self::Remove(args) => &args.select,
+            Self::Status(args) => args.of.select().common.json,
+            Self::Add(args) => args.select.common.json,
+            Self::Drain(args) => args.select.common.json,
+            Self::Remove(args) => args.select.common.json,
         }
     }
 }
@@ -59,7 +60,7 @@ impl TierCommand {
 #[derive(Debug, Args)]
 pub(crate) struct TierStatusArgs {
     #[command(flatten)]
-    pub(crate) select: Select,
+    pub(crate) of: Daemon,
 }
 
 #[derive(Debug, Args)]

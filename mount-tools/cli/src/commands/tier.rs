@@ -12,7 +12,7 @@ use crate::locate;
 use crate::output::{Column, Output, facts, grouped, percent, table};
 
 pub(crate) fn status(args: &TierStatusArgs, output: Output) -> Result<(), CliError> {
-    let client = locate::connect(&args.select)?;
+    let client = locate::connect(&args.of.select())?;
     let value = client.get(routes::STATUS, &())?;
     let status: Status = client.read(value.clone())?;
     let tiers = serde_json::json!({

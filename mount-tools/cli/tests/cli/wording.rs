@@ -39,13 +39,20 @@ fn a_daemon_may_be_named_by_its_directory_alone() {
         &host,
         &[("GET /v1/status", 200, value(&Status::default())), ("GET /v1/config", 200, config)],
     );
-    for line in ["status MNT", "status --json MNT", "status .//mnt", "config show --effective MNT"] {
+    for line in [
+        "status MNT",
+        "status --json MNT",
+        "status .//mnt",
+        "config show --effective MNT",
+        "tier status MNT",
+        "tier status --json MNT",
+    ] {
         assert_eq!(host.run(line).code, 0, "{line}");
     }
-    assert_eq!(daemon.asked().len(), 4);
+    assert_eq!(daemon.asked().len(), 6);
     let ended = host.run("status MNT/..");
     assert!(ended.code == 3 && ended.stderr.contains("no daemon serves"), "{ended:?}");
-    for line in ["status MNT --mount MNT", "config show MNT --mount MNT"] {
+    for line in ["status MNT --mount MNT", "config show MNT --mount MNT", "tier status MNT --mount MNT"] {
         assert_eq!(host.run(line).code, 2, "{line}");
     }
 }
