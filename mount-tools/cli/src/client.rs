@@ -19,6 +19,7 @@ use tidefs_control_api::{ApiError, ErrorBody, ErrorCode, Event};
 use tokio::net::UnixStream;
 
 use crate::error::{CliError, Exit};
+use crate::next_step::pointed;
 
 /// Time for an answer; the daemon gives up after 30 s itself.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(40);
@@ -36,6 +37,8 @@ pub(crate) struct Client {
     runtime: tokio::runtime::Runtime,
     /// Words after `tidefs why` for the object that is asked about.
     asked_about: Option<String>,
+    /// Options by which another command means the same daemon.
+    same_daemon: String,
 }
 
 impl Client {
@@ -43,7 +46,13 @@ impl Client {
     pub(crate) fn new(socket: &Path) -> Result<Self, CliError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| CliError::system("cannot start a runtime", &error))?;
-        Ok(Self { socket: socket.to_owned(), runtime, asked_about: None })
+        Ok(Self { socket: socket.to_owned(), runtime, asked_about: None, same_daemon: String::new() })
+    }
+
+    /// The same for a daemon that another command finds by `options`.
+    pub(crate) fn found_by(mut self, options: String) -> Self {
+        self.same_daemon = options;
+        self
     }
 
     /// The same for questions about one object; `words` after `tidefs why` name it wherever they are typed.
@@ -53,13 +62,17 @@ impl Client {
     }
 
     /// What the daemon refuses, with a next step that can be typed as it stands: the daemon knows neither where the
-    /// caller is nor how its shell quotes.
+    /// caller is and how its shell quotes, nor by which options it was found.
     pub(crate) fn refused(&self, error: ApiError) -> CliError {
         match (&self.asked_about, error.code) {
             (Some(words), ErrorCode::NotFound) => {
                 CliError::from(error).next_step(format!("`tidefs why {words}` tells what became of it"))
             }
-            _ => error.into(),
+            _ => {
+                let failure = CliError::from(error);
+                let next_step = failure.next_step.as_deref().map(|step| pointed(step, &self.same_daemon));
+                CliError { next_step, ..failure }
+            }
         }
     }
 
@@ -241,8 +254,10 @@ impl Client {
 
     /// An answer that ended before all of it was there.
     fn cut_off(&self) -> CliError {
-        CliError::new(Exit::Failed, "the daemon broke off before it was done")
-            .next_step("it may have stopped: look at `tidefs status` and at its log")
+        CliError::new(Exit::Failed, "the daemon broke off before it was done").next_step(format!(
+            "it may have stopped: look at `tidefs status{}` and at its log",
+            self.same_daemon
+        ))
     }
 
     fn broken(&self, error: &dyn std::fmt::Display) -> CliError {

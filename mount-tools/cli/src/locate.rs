@@ -116,7 +116,7 @@ pub(crate) fn caller() -> u32 {
 
 /// A way to the daemon of the command.
 pub(crate) fn connect(select: &Select) -> Result<Client, CliError> {
-    Locator::new(select, None)?.instance().and_then(|instance| client(&instance))
+    Locator::new(select, None)?.instance().and_then(|instance| client(&instance, select))
 }
 
 /// A way to the daemon of `path`, and the key that `path` is.
@@ -129,14 +129,14 @@ pub(crate) fn connect_to(
     let locator = Locator::new(select, Some(&path))?;
     let (instance, key) = locator.instance_of(&path)?;
     let words = locator.words_for(&instance, &key) + &locator.state_dir_option;
-    Ok((client(&instance)?.about(words), key))
+    Ok((client(&instance, select)?.about(words), key))
 }
 
 /// A way to the daemon of `pattern`, and the pattern over its keys: an absolute one loses the mount point.
 pub(crate) fn connect_to_pattern(select: &Select, pattern: &str) -> Result<(Client, String), CliError> {
     let path = Some(Path::new(pattern)).filter(|path| path.is_absolute());
     let (instance, pattern) = Locator::new(select, path)?.instance_of_pattern(pattern)?;
-    Ok((client(&instance)?, pattern))
+    Ok((client(&instance, select)?, pattern))
 }
 
 /// The option for another command to look in `dir`, which was named to this one, unless its environment says so already.
@@ -153,8 +153,8 @@ pub(crate) fn same_daemon(select: &Select) -> String {
     mount + &state_dir_option(select.common.state_dir().as_deref())
 }
 
-fn client(instance: &Instance) -> Result<Client, CliError> {
-    Client::new(&instance.control_socket())
+fn client(instance: &Instance, select: &Select) -> Result<Client, CliError> {
+    Ok(Client::new(&instance.control_socket())?.found_by(same_daemon(select)))
 }
 
 /// What is known when a daemon is sought.

@@ -16,6 +16,7 @@ mod ffi;
 mod launch;
 mod locate;
 mod mount_helper;
+mod next_step;
 mod output;
 mod trial;
 

@@ -114,10 +114,11 @@ pub(crate) fn locate(args: &PathArgs, output: Output) -> Result<(), CliError> {
     let (client, path) = locate::connect_to(&args.select, &args.path, args.spelling)?;
     let value = client.get(routes::WHERE, &PathQuery { path })?;
     let found: Where = client.read(value.clone())?;
-    output.result(&value, || human(&found))
+    output.result(&value, || human(&found, &locate::same_daemon(&args.select)))
 }
 
-fn human(found: &Where) -> String {
+/// `same_daemon`: options by which another command asks the same one.
+fn human(found: &Where, same_daemon: &str) -> String {
     let name = found.path.in_words();
     match found.kind.as_str() {
         "file" if found.copies.is_empty() => {
@@ -132,7 +133,8 @@ fn human(found: &Where) -> String {
             let wanted = match (found.replicas, found.is_short) {
                 (Some(replicas), true) => {
                     format!(
-                        "\nfewer than the {replicas} copies that are wanted: `tidefs members` shows who is there\n"
+                        "\nfewer than the {replicas} copies that are wanted: `tidefs members{same_daemon}` shows who is \
+                         there\n"
                     )
                 }
                 _ => String::new(),
@@ -165,13 +167,13 @@ mod tests {
             replicas: Some(2),
             is_short: false,
         };
-        let text = human(&found);
+        let text = human(&found, "");
         assert!(text.contains("gpu-1") && text.contains("gpu-2") && text.contains("ssd"), "{text}");
         assert!(!text.contains("wanted"), "{text}");
         let short = Where { replicas: Some(3), is_short: true, ..found.clone() };
-        assert!(human(&short).contains("fewer than the 3 copies"), "{}", human(&short));
+        assert!(human(&short, "").contains("fewer than the 3 copies"), "{}", human(&short, ""));
         let nowhere = Where { kind: "absent".to_owned(), copies: Vec::new(), ..found };
-        assert!(human(&nowhere).contains("no member holds `kv/key`"));
+        assert!(human(&nowhere, "").contains("no member holds `kv/key`"));
     }
 
     #[test]

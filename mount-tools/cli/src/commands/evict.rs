@@ -38,7 +38,7 @@ pub(crate) fn run(args: &EvictArgs, output: Output) -> Result<ExitCode, CliError
     let followed = client.follow(routes::EVICT, &request, |progress| show(&bar, request.bytes, &progress));
     bar.finish_and_clear();
     let (evicted, value): (Evicted, _) = followed?;
-    output.result(&value, || human(&evicted, args.force))?;
+    output.result(&value, || human(&evicted, args.force, &locate::same_daemon(&args.select)))?;
     let stays = request.path.is_some_and(|path| stays(&path, &evicted));
     Ok(if stays { Exit::Failed.into() } else { ExitCode::SUCCESS })
 }
@@ -58,7 +58,8 @@ fn stays(path: &KeyPath, evicted: &Evicted) -> bool {
     evicted.skipped.iter().any(|skipped| skipped.path == *path)
 }
 
-fn human(evicted: &Evicted, force: bool) -> String {
+/// `same_daemon`: options by which another command asks the same one.
+fn human(evicted: &Evicted, force: bool, same_daemon: &str) -> String {
     let mut text = format!("evicted {} objects, {} are free now", grouped(evicted.objects.0), evicted.bytes);
     for (bytes, what) in [
         (evicted.held_bytes, "more when the programs that have them open or mapped let go"),
@@ -73,7 +74,7 @@ fn human(evicted: &Evicted, force: bool) -> String {
         writeln!(
             text,
             "{} less than asked: what is still in memory is pinned, open, being written or below a floor; \
-             `tidefs list` shows pins",
+             `tidefs list{same_daemon}` shows pins",
             evicted.missing_bytes
         )
         .expect("writing to a String cannot fail");
@@ -121,10 +122,10 @@ mod tests {
 
     #[test]
     fn force_is_named_where_it_would_help() {
-        assert!(human(&kept(SkipReason::Pinned), false).contains("--force"));
-        assert!(human(&kept(SkipReason::Referenced), false).contains("--force"));
-        assert!(!human(&kept(SkipReason::BeingWritten), false).contains("--force"));
-        assert!(!human(&kept(SkipReason::Pinned), true).contains("--force"));
+        assert!(human(&kept(SkipReason::Pinned), false, "").contains("--force"));
+        assert!(human(&kept(SkipReason::Referenced), false, "").contains("--force"));
+        assert!(!human(&kept(SkipReason::BeingWritten), false, "").contains("--force"));
+        assert!(!human(&kept(SkipReason::Pinned), true, "").contains("--force"));
     }
 
     #[test]
@@ -136,7 +137,7 @@ mod tests {
             elsewhere_bytes: ByteCount::mib(4),
             ..Evicted::default()
         };
-        let told = human(&told, true);
+        let told = human(&told, true, "");
         assert!(told.starts_with("evicted 3 objects, 1.0 MiB are free now; 2.0 MiB more when"), "{told}");
         assert!(told.contains("; 4.0 MiB were on disk"), "{told}");
     }
@@ -144,6 +145,6 @@ mod tests {
     #[test]
     fn bytes_that_found_nothing_to_evict_are_told() {
         let short = Evicted { missing_bytes: ByteCount::mib(3), ..Evicted::default() };
-        assert!(human(&short, false).contains("3.0 MiB less than asked"), "{}", human(&short, false));
+        assert!(human(&short, false, "").contains("3.0 MiB less than asked"), "{}", human(&short, false, ""));
     }
 }

@@ -12,17 +12,19 @@ use crate::locate;
 use crate::output::{Column, Output, facts, grouped, percent, table};
 
 pub(crate) fn status(args: &TierStatusArgs, output: Output) -> Result<(), CliError> {
-    let client = locate::connect(&args.of.select())?;
+    let select = args.of.select();
+    let client = locate::connect(&select)?;
     let value = client.get(routes::STATUS, &())?;
     let status: Status = client.read(value.clone())?;
     let tiers = serde_json::json!({
         "memory": { "capacity": status.capacity, "used": status.used, "objects": status.objects },
         "ssd": value.get("ssd"),
     });
-    output.result(&tiers, || human(&status))
+    output.result(&tiers, || human(&status, &locate::same_daemon(&select)))
 }
 
-fn human(status: &Status) -> String {
+/// `same_daemon`: options by which another command asks the same one.
+fn human(status: &Status, same_daemon: &str) -> String {
     let memory = format!(
         "{} of {} used ({}), {} objects",
         status.used,
@@ -30,18 +32,9 @@ fn human(status: &Status) -> String {
         percent(status.used.get(), status.capacity.get()),
         grouped(status.objects.0)
     );
-    let mut text = facts(&[
-        ("memory", Some(memory)),
-        (
-            "ssd",
-            Some(
-                status
-                    .ssd
-                    .as_ref()
-                    .map_or_else(|| "none; `tidefs tier add DIR` gives it a disk".to_owned(), ssd),
-            ),
-        ),
-    ]);
+    let none = || format!("none; `tidefs tier add DIR{same_daemon}` gives it a disk");
+    let mut text =
+        facts(&[("memory", Some(memory)), ("ssd", Some(status.ssd.as_ref().map_or_else(none, ssd)))]);
     if let Some(tier) = &status.ssd {
         text += "\n";
         text += &devices(tier);

@@ -30,7 +30,7 @@ pub(crate) fn run(args: &VerifyArgs, output: Output) -> Result<ExitCode, CliErro
     let followed = client.follow(routes::VERIFY, &request, |progress| show(&bar, &progress));
     bar.finish_and_clear();
     let (summary, value): (VerifySummary, _) = followed?;
-    output.result(&value, || human(&summary))?;
+    output.result(&value, || human(&summary, &locate::same_daemon(&args.select)))?;
     let is_sound = summary.corrupt.0 + summary.unreadable.0 == 0;
     Ok(if is_sound { ExitCode::SUCCESS } else { Exit::Failed.into() })
 }
@@ -41,7 +41,8 @@ fn show(bar: &ProgressBar, progress: &VerifyProgress) {
     bar.set_message(HumanBytes(progress.checked_bytes.get()).to_string());
 }
 
-fn human(summary: &VerifySummary) -> String {
+/// `same_daemon`: options by which another command asks the same one.
+fn human(summary: &VerifySummary, same_daemon: &str) -> String {
     let took = Duration::from_millis(summary.elapsed_ms).as_secs_f64();
     let (checked, bytes) = (grouped(summary.checked.0), summary.checked_bytes);
     let mut text = format!("checked {checked} objects, {bytes}, in {took:.1} s");
@@ -61,7 +62,9 @@ fn human(summary: &VerifySummary) -> String {
     unread(summary.only_in_memory, "are in memory only: a verification without --tier reads them");
     unread(summary.only_elsewhere, "are on other members only: verify them there");
     unread(summary.being_written, "are being written: programs have them open");
-    unread(summary.unreadable, "could not be read: see the daemon's log, and `tidefs tier status` for disks");
+    let disks =
+        format!("could not be read: see the daemon's log, and `tidefs tier status{same_daemon}` for disks");
+    unread(summary.unreadable, &disks);
     unread(summary.gone, "went away meanwhile");
     for path in &summary.corrupt_paths {
         writeln!(text, "corrupt: {path}").expect("writing to a String cannot fail");
@@ -75,7 +78,7 @@ mod tests {
 
     #[test]
     fn what_was_not_read_is_not_called_intact() {
-        let nothing = human(&VerifySummary { only_on_disk: ObjectCount(2), ..VerifySummary::default() });
+        let nothing = human(&VerifySummary { only_on_disk: ObjectCount(2), ..VerifySummary::default() }, "");
         assert!(!nothing.contains("intact"), "{nothing}");
         assert!(nothing.contains("not read: 2 are on disk only: --tier ssd reads them"), "{nothing}");
         let some = VerifySummary {
@@ -85,7 +88,7 @@ mod tests {
             being_written: ObjectCount(5),
             ..VerifySummary::default()
         };
-        let some = human(&some);
+        let some = human(&some, "");
         assert!(some.contains("all intact") && some.contains("not read: 3 are in memory only"), "{some}");
         assert!(some.contains("not read: 4 could not be read"), "{some}");
         assert!(some.contains("not read: 5 are being written"), "{some}");

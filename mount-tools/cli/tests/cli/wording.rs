@@ -99,6 +99,43 @@ fn a_next_step_looks_where_the_command_looked() {
 }
 
 #[test]
+fn a_command_that_an_answer_names_asks_the_daemon_that_gave_it() {
+    let host = Host::new();
+    let no_tier =
+        ApiError::new(ErrorCode::Conflict, "there is no tier").next_step("`tidefs tier add` makes one");
+    let no_tier = value(&ErrorBody { error: no_tier }).to_string();
+    let evicted =
+        json!({"event": "summary", "objects": 0, "bytes": 0, "missing_bytes": 5}).to_string() + "\n";
+    let verified = json!({"event": "summary", "unreadable": 1}).to_string() + "\n";
+    let copies = [json!({"member": "m1", "name": "gpu-1", "medium": "memory"})];
+    let found = json!({"path": "k", "kind": "file", "copies": copies, "replicas": 2, "is_short": true});
+    let _daemon = FakeDaemon::serve_text(
+        &host,
+        [
+            ("POST /v1/tier/drain", 409, no_tier),
+            ("GET /v1/status", 200, value(&Status::default()).to_string()),
+            ("POST /v1/evict", 200, evicted),
+            ("POST /v1/verify", 200, verified),
+            ("GET /v1/where", 200, found.to_string()),
+        ],
+    );
+    let other = host.path().join("other");
+    std::fs::rename(host.state().path(), &other).unwrap();
+    let options = format!("--mount {} --state-dir {}", host.mount_dir().display(), other.display());
+    for (line, names) in [
+        ("tier drain /mnt/nvme0", "tidefs tier add"),
+        ("tier status", "tidefs tier add DIR"),
+        ("evict --bytes 1GiB", "tidefs list"),
+        ("verify", "tidefs tier status"),
+        ("where k", "tidefs members"),
+    ] {
+        let ended = host.run(&format!("{line} {options}"));
+        let told = format!("{}{}", ended.stdout, ended.stderr);
+        assert!(told.contains(&format!("`{names} {options}`")), "{line}: {ended:?}");
+    }
+}
+
+#[test]
 fn a_variable_that_is_empty_is_as_one_that_is_not_set() {
     let host = Host::new();
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidefs"));
