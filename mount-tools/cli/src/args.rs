@@ -344,7 +344,7 @@ pub(crate) struct PinArgs {
     pub(crate) path: PathBuf,
     #[command(flatten)]
     pub(crate) strength: PinStrength,
-    /// End a soft pin after this time, for example 90s, 10m or 2h; default: never
+    /// End a soft pin after this time, for example 90s, 10m or 2h, rounded up to whole seconds; default: never
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "none")]
     pub(crate) ttl: Option<std::time::Duration>,
     #[command(flatten)]

@@ -32,6 +32,20 @@ fn a_hard_pin_with_a_time_is_refused_before_the_daemon_is_asked() {
 }
 
 #[test]
+fn a_pin_lasts_no_shorter_than_was_asked_for_and_not_for_no_time() {
+    let host = Host::new();
+    let daemon = FakeDaemon::serve(&host, &[("POST /v1/pin", 200, value(&Pinned::default()))]);
+    for (ttl, seconds) in [("1ms", 1), ("1500ms", 2), ("3s", 3)] {
+        assert_eq!(host.run(&format!("pin llama --soft --ttl {ttl}")).code, 0, "{ttl}");
+        let asked = daemon.asked().pop().unwrap();
+        assert!(asked.ends_with(&format!(r#""ttl_s":{seconds}}}"#)), "{ttl}: {asked}");
+    }
+    let ended = host.run("pin llama --soft --ttl 0s");
+    assert!(ended.code == 2 && ended.stderr.contains("next step: leave out --ttl"), "{ended:?}");
+    assert_eq!(daemon.asked().len(), 3, "the daemon is not asked");
+}
+
+#[test]
 fn a_daemon_may_be_named_by_its_directory_alone() {
     let host = Host::new();
     let config = json!({"entries": []});
