@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser as _};
 
-use super::Cli;
+use super::{Cli, EXIT_CODES};
 
 /// Where the checkout starts.
 fn root() -> PathBuf {
@@ -97,6 +97,21 @@ fn every_command_in_the_documents_is_taken() {
         found.extend(refusals(&text).into_iter().map(|refusal| format!("{}: {refusal}", file.display())));
     }
     assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+#[test]
+fn the_exit_codes_in_the_documents_are_those_of_the_help() {
+    let text = std::fs::read_to_string(root().join("docs/CONFIGURATION.md")).unwrap();
+    let (_, section) = text.split_once("\n## Exit codes and JSON of `tidefs`\n").unwrap();
+    let (section, _) = section.split_once("\n## ").unwrap();
+    let of_code = |line: &&str| line.starts_with('|') && line.contains(char::is_numeric);
+    let rows: Vec<&str> = section.lines().filter(of_code).collect();
+    let help = EXIT_CODES.trim_start_matches("Exit codes: ").trim_end_matches('.').split("; ");
+    let expected: Vec<String> = help
+        .map(|text| text.split_once(' ').unwrap())
+        .map(|(code, meaning)| format!("| {code} | {meaning} |"))
+        .collect();
+    assert_eq!(rows, expected);
 }
 
 #[test]
