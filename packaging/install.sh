@@ -40,10 +40,19 @@ need_writable() {
         "Run this as root (sudo), or try it below a folder of your own: --destdir DIR."
 }
 
+# Lists a file before it is there: whatever ends this script, --uninstall removes what it left.
+enlist() {
+    installed+=("$1")
+    printf '%s\n' "$1" >>"$destdir$list"
+}
+
 put() {
     local mode=$1 source=$2 target=$3
-    install -D -m "$mode" -- "$source" "$destdir$target"
-    installed+=("$target")
+    enlist "$target"
+    # In one step, by a rename: a daemon that is started meanwhile is the earlier one or this one, and whole.
+    unfinished=$destdir$target.new
+    install -D -m "$mode" -- "$source" "$unfinished"
+    mv -fT -- "$unfinished" "$destdir$target"
     say "$destdir$target"
 }
 
@@ -62,16 +71,20 @@ command_install() {
     for file in "$prefix/bin" "$prefix/share" "$helpers" "$units"; do need_writable "$file"; done
 
     made=$(mktemp -d)
-    trap 'rm -rf -- "$made"' EXIT
+    unfinished=$made/new
+    trap 'rm -rf -- "$made" "$unfinished"' EXIT
     "$from/tidefs" manpages "$made/man" >/dev/null
     for shell in bash zsh fish; do "$from/tidefs" completions "$shell" >"$made/$shell"; done
     sed "s|^ExecStart=/usr/bin/|ExecStart=$prefix/bin/|" "$root/packaging/systemd/tidefs@.service" >"$made/unit"
 
+    local is_upgrade=
+    if [[ -f $destdir$list ]]; then is_upgrade=yes; fi
+    install -d -- "$(dirname -- "$destdir$list")"
     for program in tidefsd tidefs; do put 755 "$from/$program" "$prefix/bin/$program"; done
     # The helper is the command by another name. The link is relative, so that it holds below DESTDIR too.
     install -d -- "$destdir$helpers"
+    enlist "$helpers/mount.tidefs"
     ln -srfT -- "$destdir$prefix/bin/tidefs" "$destdir$helpers/mount.tidefs"
-    installed+=("$helpers/mount.tidefs")
     say "$destdir$helpers/mount.tidefs -> $prefix/bin/tidefs"
     put 644 "$made/unit" "$units/tidefs@.service"
     for page in "$made"/man/*; do put 644 "$page" "$prefix/share/man/man${page##*.}/${page##*/}"; done
@@ -80,13 +93,17 @@ command_install() {
     put 644 "$made/fish" "$prefix/share/fish/vendor_completions.d/tidefs.fish"
 
     printf '%s\n' "${installed[@]}" >"$made/installed"
-    if [[ -f $destdir$list ]]; then
-        # What an earlier version had, and this one has not.
-        while read -r file; do rm -f -- "$destdir$file"; done < <(grep -vxFf "$made/installed" "$destdir$list" || true)
-    fi
-    install -D -m 644 -- "$made/installed" "$destdir$list"
+    # What an earlier version had, and this one has not.
+    while read -r file; do rm -f -- "$destdir$file"; done < <(grep -vxFf "$made/installed" "$destdir$list" || true)
+    unfinished=$destdir$list.new
+    install -m 644 -- "$made/installed" "$unfinished"
+    mv -fT -- "$unfinished" "$destdir$list"
     say "$destdir$list"
-    if [[ -z $destdir ]]; then say "Next: systemctl daemon-reload, and then README.md, \"Daily use\"."; fi
+    if [[ -n $destdir ]]; then return; fi
+    say "Next: systemctl daemon-reload, and then README.md, \"Daily use\"."
+    if [[ $is_upgrade ]]; then
+        say "Daemons that run stay what they are until they are restarted; with on_stop=keep no object is lost by that."
+    fi
 }
 
 command_uninstall() {
@@ -98,7 +115,7 @@ command_uninstall() {
         rm -f -- "$destdir$file"
         say "removed $destdir$file"
     done
-    rmdir -- "$(dirname -- "$destdir$list")"
+    rmdir --ignore-fail-on-non-empty -- "$(dirname -- "$destdir$list")"
 }
 
 while (($#)); do

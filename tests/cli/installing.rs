@@ -107,6 +107,20 @@ fn what_is_installed_stands_where_it_is_looked_for_and_is_removed_again() {
 }
 
 #[test]
+fn an_installation_that_breaks_off_is_removed_again() {
+    let tree = tempfile::tempdir().expect("a temporary directory");
+    let mut command = Command::new("sh");
+    // It ends where it tells of its first file, which nobody can read.
+    command.args(["-c", "exec \"$0\" --destdir \"$1\" --prefix /opt/kv --from \"$2\" >/dev/full"]);
+    command.args([script().as_path(), tree.path(), built().as_path()]);
+    let broken = program::run(&mut command, SCRIPT);
+    assert!(!broken.status.success(), "{broken:?}");
+    assert!(tree.path().join("opt/kv/bin/tidefsd").exists(), "{broken:?}");
+    install(tree.path(), &["--uninstall"]).success("install.sh --uninstall");
+    assert_eq!(found_below(tree.path()), BTreeSet::new());
+}
+
+#[test]
 fn what_cannot_be_installed_is_refused_with_what_to_do() {
     let tree = tempfile::tempdir().expect("a temporary directory");
     let nothing = tree.path().join("nothing");
