@@ -18,6 +18,7 @@ use serde_json::json;
 use tidefs_control_api::instance::{Instance, state_dir_of_environment};
 use tidefs_control_api::lock::Daemon;
 use tidefs_control_api::shell::{quoted, state_dir_option};
+use tokio::signal::unix::{self as signals, SignalKind};
 
 use super::umount;
 use crate::args::ClusterDevArgs;
@@ -30,6 +31,8 @@ use crate::output::{Output, shown, tell};
 const ETCD_START: Duration = Duration::from_secs(20);
 /// How long a daemon may take until its mount answers.
 const MOUNT: Duration = Duration::from_secs(30);
+/// How long is looked for a signal between two hosts.
+const LOOK: Duration = Duration::from_millis(1);
 /// How long a daemon may take to unmount.
 const STOP: Duration = Duration::from_secs(20);
 /// Keys by which `-o` says what becomes of the objects of a daemon that stops.
@@ -41,24 +44,58 @@ pub(crate) fn run(args: &ClusterDevArgs, output: Output) -> Result<(), CliError>
         .build()
         .map_err(|error| CliError::system("cannot wait for signals", &error))?;
     runtime.block_on(async {
-        use tokio::signal::unix::{SignalKind, signal};
-        let failed = |error| CliError::system("cannot wait for signals", &error);
-        let outlives_its_terminal = ignores_hangup();
         // Before anything is started: from here on Ctrl-C ends this process in order.
-        let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
-        let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
-        let mut hangup = signal(SignalKind::hangup()).map_err(failed)?;
-        let cluster = Cluster::start(args, output)?;
-        cluster.show(output)?;
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-            _ = hangup.recv(), if !outlives_its_terminal => {}
+        let mut end = End::watched().map_err(|error| CliError::system("cannot wait for signals", &error))?;
+        let mut cluster = Cluster::start(args)?;
+        for number in 1..=args.hosts {
+            output.note(&format!("starting host {number} of {}", args.hosts));
+            let host = cluster.start_host(args, number)?;
+            cluster.hosts.push(host);
+            if end.is_wanted().await {
+                output.note("stopping");
+                return Err(CliError::new(Exit::Failed, "it was told to end while its hosts started"));
+            }
         }
+        cluster.show(output)?;
+        end.wait().await;
         output.note("stopping");
         drop(cluster);
         Ok(())
     })
+}
+
+/// The signals that end this process in order.
+struct End {
+    interrupt: signals::Signal,
+    terminate: signals::Signal,
+    hangup: signals::Signal,
+    outlives_its_terminal: bool,
+}
+
+impl End {
+    fn watched() -> io::Result<Self> {
+        // Before that of a hangup is handled here.
+        let outlives_its_terminal = ignores_hangup();
+        Ok(Self {
+            interrupt: signals::signal(SignalKind::interrupt())?,
+            terminate: signals::signal(SignalKind::terminate())?,
+            hangup: signals::signal(SignalKind::hangup())?,
+            outlives_its_terminal,
+        })
+    }
+
+    async fn wait(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+            _ = self.hangup.recv(), if !self.outlives_its_terminal => {}
+        }
+    }
+
+    /// Whether one came already.
+    async fn is_wanted(&mut self) -> bool {
+        tokio::time::timeout(LOOK, self.wait()).await.is_ok()
+    }
 }
 
 /// Whether this process was started to go on without its terminal, as by nohup(1).
@@ -139,15 +176,10 @@ impl Meeting {
 }
 
 impl Cluster {
-    fn start(args: &ClusterDevArgs, output: Output) -> Result<Self, CliError> {
+    /// Without hosts yet.
+    fn start(args: &ClusterDevArgs) -> Result<Self, CliError> {
         let discards = discards(&args.options);
-        let mut cluster = Self { hosts: Vec::new(), meeting: Meeting::start(args)?, discards };
-        for number in 1..=args.hosts {
-            output.note(&format!("starting host {number} of {}", args.hosts));
-            let host = cluster.start_host(args, number)?;
-            cluster.hosts.push(host);
-        }
-        Ok(cluster)
+        Ok(Self { hosts: Vec::new(), meeting: Meeting::start(args)?, discards })
     }
 
     fn start_host(&self, args: &ClusterDevArgs, number: u16) -> Result<Host, CliError> {

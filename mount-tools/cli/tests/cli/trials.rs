@@ -1,7 +1,10 @@
 //! What `tidefs bench` and `tidefs cluster dev` tell the daemons that they start, which are scripts here.
 
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use tidefs_control_api::instance::STATE_DIR_VARIABLE;
 
 use crate::host::{Ended, Host};
@@ -40,4 +43,31 @@ fn a_trial_goes_by_nothing_that_its_host_is_configured_for() {
             ["-o config=/dev/null", "-o config=/of/the/trial"].map(|option| given.find(option));
         assert!(nothing.is_some() && nothing < own, "{line}: the last one counts: {notes}");
     }
+}
+
+#[test]
+fn a_trial_that_is_interrupted_starts_no_further_hosts_and_ends_those_that_run() {
+    // Each takes a while to mount, and serves until it is told to stop.
+    const SLOW: &str = r#"
+        trap 'echo stopped >>"$FAKE_NOTES"; exit 0' TERM
+        sleep 0.3; echo "tidefs: mounted on $1"; exec 1>&-
+        i=0; while [ $i -lt 600 ]; do sleep 0.05; i=$((i+1)); done"#;
+    let host = Host::new();
+    let mut command = Command::new(host.install("tidefs", SLOW));
+    command.args(["cluster", "dev", "--hosts", "32", "--without-etcd", "--dir", "hosts", "--json"]);
+    command.current_dir(host.path()).env("FAKE_NOTES", host.path().join("notes"));
+    command.env(STATE_DIR_VARIABLE, host.state().path()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let trial = command.spawn().unwrap();
+    let noted = |word: &str| host.notes().lines().filter(|line| line.starts_with(word)).count();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while noted("args: ") < 2 {
+        assert!(Instant::now() < deadline, "no second host starts: {}", host.notes());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    kill(Pid::from_raw(i32::try_from(trial.id()).unwrap()), Signal::SIGINT).unwrap();
+    let ended = Ended::from(trial.wait_with_output().unwrap());
+    assert_eq!(ended.code, 1, "{ended:?}");
+    assert!(ended.json()["error"]["message"].to_string().contains("told to end"), "{ended:?}");
+    let started = noted("args: ");
+    assert!(started < 32 && noted("stopped") == started, "{}", host.notes());
 }
