@@ -92,7 +92,8 @@ pub(crate) enum Command {
     /// Mount a cache: start a daemon in the background and wait until its mount answers
     #[command(
         after_help = "Examples:\n  tidefs mount /mnt/kv --capacity 64GiB\n  tidefs mount /mnt/kv -o capacity=8GiB,on_stop=discard\n\n\
-                      The same from fstab:\n  tidefs /mnt/kv tidefs capacity=64GiB 0 0"
+                      The same from fstab:\n  tidefs /mnt/kv tidefs capacity=64GiB 0 0\n\n\
+                      Ctrl-C ends the waiting alone: the daemon goes on, and `tidefs umount DIR` ends it."
     )]
     Mount(MountArgs),
     /// Unmount: ask the daemon to stop and wait for it, or take away the mount of a dead one

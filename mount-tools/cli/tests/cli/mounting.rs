@@ -163,6 +163,32 @@ fn a_daemon_that_never_mounts_is_stopped() {
 }
 
 #[test]
+fn a_daemon_whose_mount_is_no_longer_waited_for_goes_on_until_umount_ends_it() {
+    let starts = r#"
+        exec 9>>"$FAKE_LOCK"; flock -n 9 || exit 1; echo $$ >"$FAKE_LOCK"
+        trap 'echo stopped >>"$FAKE_NOTES"; exit 0' TERM
+        i=0; while [ $i -lt 600 ]; do sleep 0.05 9>&-; i=$((i+1)); done"#;
+    let host = Host::new();
+    let program = host.install("tidefs", starts);
+    let mut command = Command::new(&program);
+    command.arg("mount").arg(host.mount_dir()).env(STATE_DIR_VARIABLE, host.state().path());
+    command.env("FAKE_LOCK", host.instance().lock()).env("FAKE_NOTES", host.path().join("notes"));
+    let mut mount = command.spawn().unwrap();
+    let is_alive = || matches!(lock::probe(&host.instance().lock()), Ok(Daemon::Alive { pid: Some(_) }));
+    let deadline = Instant::now() + Duration::from_secs(30);
+    // To look at the lock itself would keep the script from it.
+    while std::fs::read_to_string(host.instance().lock()).unwrap_or_default().is_empty() {
+        assert!(Instant::now() < deadline, "no daemon is started");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    kill(Pid::from_raw(i32::try_from(mount.id()).unwrap()), Signal::SIGTERM).unwrap();
+    assert!(!mount.wait().unwrap().success());
+    assert!(is_alive() && !host.notes().contains("stopped"), "{}", host.notes());
+    stop(&host, &program);
+    assert!(host.notes().ends_with("stopped\n"), "{}", host.notes());
+}
+
+#[test]
 fn a_daemon_that_has_much_to_take_over_is_waited_for_while_its_log_grows() {
     let host = Host::new();
     let takes_over = "i=0; while [ $i -lt 15 ]; do echo \"object $i\" >&2; sleep 0.3; i=$((i+1)); done";
