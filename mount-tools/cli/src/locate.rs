@@ -161,6 +161,8 @@ fn client(instance: &Instance, select: &Select) -> Result<Client, CliError> {
 #[derive(Debug)]
 struct Locator {
     state: StateDir,
+    /// Whether somebody named it: then a daemon of another one is not meant.
+    is_state_named: bool,
     table: MountTable,
     mount: Option<PathBuf>,
     /// The user who asks.
@@ -179,8 +181,9 @@ impl Locator {
         let its_mount = path.and_then(|path| table.tidefs_containing(&path));
         let meant = mount.as_deref().or(its_mount.map(|mount| mount.mount_point.as_path()));
         let state = state_dir_of(&select.common, &table, meant)?;
-        let state_dir_option = state_dir_option(select.common.state_dir().as_deref());
-        Ok(Self { state, table, mount, caller, state_dir_option })
+        let named = select.common.state_dir();
+        let (is_state_named, state_dir_option) = (named.is_some(), state_dir_option(named.as_deref()));
+        Ok(Self { state, is_state_named, table, mount, caller, state_dir_option })
     }
 
     /// The daemon of a command without a path.
@@ -297,22 +300,24 @@ impl Locator {
         }
         match living.len() {
             1 => Ok(living.remove(0)),
-            0 => Err(self.table.tidefs().find_map(|mount| of_other_user(mount, self.caller)).unwrap_or_else(
-                || {
-                    let option = &self.state_dir_option;
-                    CliError::new(Exit::NoDaemon, format!("no daemon runs (looked in {state})")).next_step(
-                        format!(
-                            "`tidefs mount DIR{option}` starts one; --state-dir names another place to look"
-                        ),
-                    )
-                },
-            )),
+            0 => Err(self.of_others().unwrap_or_else(|| {
+                let option = &self.state_dir_option;
+                CliError::new(Exit::NoDaemon, format!("no daemon runs (looked in {state})")).next_step(
+                    format!("`tidefs mount DIR{option}` starts one; --state-dir names another place to look"),
+                )
+            })),
             _ => {
                 let names: Vec<String> = living.iter().map(|instance| self.name(instance)).collect();
                 let message = format!("{} daemons run: {}", names.len(), names.join(", "));
                 Err(CliError::new(Exit::Usage, message).next_step("choose one with --mount DIR"))
             }
         }
+    }
+
+    /// That another user has a daemon here, which this one has no right to ask.
+    fn of_others(&self) -> Option<CliError> {
+        let mut mounts = self.table.tidefs().filter(|_| !self.is_state_named);
+        mounts.find_map(|mount| of_other_user(mount, self.caller))
     }
 
     /// The mount point of `instance` if it is in the table, else its name.

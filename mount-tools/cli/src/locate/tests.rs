@@ -36,6 +36,7 @@ impl Host {
         Locator {
             state: StateDir::new(root.join("state")),
             table: MountTable::parse((line("a") + &line("b")).as_bytes()),
+            is_state_named: false,
             mount: mount.map(|name| root.join(name)),
             caller: 0,
             state_dir_option: String::new(),
@@ -149,6 +150,9 @@ fn another_users_mount_is_told_with_its_user_and_what_to_do() {
         let advice = format!("run this with sudo; every user may read {}/.tidefs/status", a.display());
         assert_eq!(error.next_step.unwrap(), advice);
     }
+    // Who named a state directory means none of another one.
+    let named = Locator { is_state_named: true, ..locator(0, 1000, None) };
+    assert!(named.instance().unwrap_err().message.contains("no daemon runs (looked in"));
     let error = locator(1001, 1000, Some("a")).instance().unwrap_err();
     assert!(error.next_step.unwrap().starts_with("run this as that user"));
     // Root may ask, and one's own daemon is elsewhere.
