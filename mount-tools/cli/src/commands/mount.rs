@@ -1,5 +1,6 @@
 //! `tidefs mount`.
 
+use std::io;
 use std::time::Duration;
 
 use serde_json::json;
@@ -54,10 +55,41 @@ fn failure(error: &LaunchError, launch: &Launch) -> CliError {
             "mount again when it has ended; it waits for programs that have files of {} open",
             dir.display()
         )),
+        LaunchError::Io { step, source, .. }
+            if *step != "start" && source.kind() == io::ErrorKind::PermissionDenied =>
+        {
+            failure.next_step("run it as root, or name a state directory of your own with --state-dir")
+        }
         LaunchError::StateDirNotUtf8 { .. } => {
             failure.next_step("name it by another path, for example a link to it")
         }
         LaunchError::NoDaemon { .. } => failure.next_step("install tidefsd beside this program, or in PATH"),
         _ => failure,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_not_use_a_state_directory_is_told_to_name_another() {
+        let launch = Launch {
+            dir: "/mnt/kv".into(),
+            options: Vec::new(),
+            capacity: None,
+            config: None,
+            state_dir: Some("/run/tidefs".into()),
+            is_trial: false,
+            timeout: Duration::ZERO,
+        };
+        let told = |step, kind: io::ErrorKind| {
+            let path = "/run/tidefs/mnt-kv-0/log".into();
+            failure(&LaunchError::Io { step, path, source: kind.into() }, &launch).next_step
+        };
+        let refused = told("write", io::ErrorKind::PermissionDenied);
+        assert!(refused.is_some_and(|next_step| next_step.contains("--state-dir")));
+        assert_eq!(told("write", io::ErrorKind::StorageFull), None);
+        assert_eq!(told("start", io::ErrorKind::PermissionDenied), None, "that is of the program");
     }
 }
