@@ -200,6 +200,13 @@ impl Cluster {
         self.core.publishing.lock().is_under_way(path)
     }
 
+    /// The version of a file that is to be published at `path`: `proposed`, or later, where something was removed there of which
+    /// nobody who decides has heard yet.
+    #[must_use]
+    pub fn above_removed(&self, path: &[u8], proposed: Stamp) -> Stamp {
+        self.core.unheard.above(path, proposed)
+    }
+
     /// Makes what this member holds at `path` the version that everyone finds. When it resolves, the key's owners know it,
     /// nobody is answered the version before it any more, and nobody remembers that there was nothing.
     ///
@@ -207,7 +214,7 @@ impl Cluster {
     ///
     /// # Errors
     /// [`ClusterError::NobodyReached`]: nobody who serves the key was reached. The caller keeps what it has; it is
-    /// announced when somebody is reached, with the stamp `proposed`.
+    /// announced when somebody is reached, with the stamp that it has there: [`Cluster::above_removed`], of a file.
     /// # Cancellation
     /// It goes on.
     pub async fn publish(

@@ -83,7 +83,8 @@ impl Unheard {
         self.removals.lock().through.remove(path);
     }
 
-    /// The version of what is published under the name now: later than what was removed there, whatever the clock says.
+    /// The version of what is published under the name now: later than what was removed there, whatever the clock says. Who
+    /// holds it gives it that before it is told to anybody, as it is announced with that if nobody hears of it now.
     pub(super) fn above(&self, path: &[u8], proposed: Stamp) -> Stamp {
         let removals = self.removals.lock();
         let removed = removals.through.get(path);

@@ -72,7 +72,17 @@ impl Datapath {
         // Who waits in vain is too late to tell anything: it is announced.
         let turn = timeout_at(deadline.into(), side.turns.take(KeyId::of(&appeared.path))).await;
         let Some((appeared, under_way)) = self.begin_to_tell(side, appeared) else { return };
-        let Appeared { path, stamp, facts, ino, is_promise } = appeared;
+        let Appeared { path, mut stamp, facts, ino, is_promise } = appeared;
+        if let Facts::File(file) = facts
+            && !is_promise
+        {
+            // Also if nobody hears of it now: with an earlier version it would leave with what was removed there before.
+            let above = side.cluster.above_removed(&path, stamp);
+            if above != stamp {
+                self.take_stamp(ino, (stamp, above), false, file.size);
+                stamp = above;
+            }
+        }
         self.telemetry.catalog_publications.increment();
         let published = side.cluster.publish(path.clone(), stamp, facts, deadline).await;
         self.was_told_by_us(&path);

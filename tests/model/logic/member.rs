@@ -146,6 +146,13 @@ impl Member {
         }
     }
 
+    /// The version of the object that stands there.
+    fn stamp(&self, name: &str) -> Stamp {
+        let facts = self.datapath().facts(name.as_bytes()).expect("it is there");
+        let sealed_at_ns = facts.sealed_at_ns.expect("it is sealed");
+        Stamp(u64::try_from(sealed_at_ns).expect("a time after 1970"))
+    }
+
     fn is_there(&mut self) -> bool {
         let found = self.logic.resolve(1, "k").map(drop);
         assert!(matches!(found, Ok(()) | Err(Errno::ENOENT)), "{found:?}");
@@ -164,6 +171,11 @@ fn much_later() -> Stamp {
     Stamp(u64::MAX / 2)
 }
 
+/// A version by the clock of a host that is ahead.
+fn an_hour_ahead(logic: &Logic) -> Stamp {
+    Stamp(u64::try_from(logic.now_ns() + 3_600_000_000_000).expect("a time after 1970"))
+}
+
 #[test]
 fn what_nobody_was_told_of_yet_is_not_withdrawn_by_what_was_decided_before() {
     let mut member = Member::new();
@@ -179,8 +191,7 @@ fn what_nobody_was_told_of_yet_is_not_withdrawn_by_what_was_decided_before() {
 #[test]
 fn a_time_to_live_counts_from_now_for_what_was_sealed_by_a_clock_that_is_ahead() {
     let mut member = Member::new();
-    let ahead = member.logic.now_ns() + 3_600_000_000_000;
-    member.withdraw(Stamp(u64::try_from(ahead).expect("a time after 1970")));
+    member.withdraw(an_hour_ahead(&member.logic));
     let news = member.publish(1);
     member.tell(news);
     member.logic.policy(0, "k", "ttl", Some("5s")).expect("it is set");
@@ -355,6 +366,25 @@ fn a_directory_of_which_nobody_could_be_told_stays_when_it_is_refused_for_one_th
     assert!(member.logic.resolve(1, &path).is_ok(), "nobody removed it");
     withdraw(&member, much_later());
     assert_eq!(member.logic.resolve(1, &path), Err(Errno::ENOENT), "somebody did");
+}
+
+#[test]
+fn what_is_written_after_a_removal_is_later_also_while_nobody_hears_of_either() {
+    let mut member = Member::new();
+    member.lose_two_others();
+    let removed = an_hour_ahead(&member.logic);
+    // Of some this member itself decides.
+    let mut fails = |name: &String| {
+        member.cluster.remove_later(name.clone().into_bytes(), removed);
+        publish(&mut member.logic, 0, 1);
+        member.logic.rename(0, "k", name, false).expect("rename");
+        let failures = || member.datapath().telemetry().catalog_failures.get();
+        let (before, news) = (failures(), member.datapath().news_of(Ino::ROOT, name.as_bytes()));
+        member.tell(news);
+        failures() > before
+    };
+    let name = (0_u32..).map(|number| number.to_string()).find(|name| fails(name));
+    assert!(member.stamp(&name.expect("numbers do not end")) > removed);
 }
 
 #[test]
