@@ -22,6 +22,8 @@ impl Datapath {
     /// Keeps what there is nobody to tell yet, until this host is a member. What appeared is announced then anyway.
     pub fn remember_news(&self, news: News) {
         if let Some(Removed { path, through }) = news.removed {
+            // What is sealed there next is later.
+            self.lock().elsewhere.note_withdrawn(KeyId::of(&path), through);
             self.remove_later(path, through);
         }
         if let Some(appeared) = news.appeared {

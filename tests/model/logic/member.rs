@@ -214,6 +214,29 @@ fn what_was_closed_before_a_host_joined_is_withdrawn_like_any_other() {
 }
 
 #[test]
+fn what_is_written_before_a_host_joined_is_later_than_what_was_removed_there() {
+    let mut removed = Stamp::default();
+    let member = Member::after(|logic| {
+        publish(logic, 0, 1);
+        removed = an_hour_ahead(logic);
+        let tier = logic.datapath().tier();
+        let facts = logic.datapath().facts(b"k").expect("it is there");
+        let file = tier.open_segment(facts.segment.expect("one of its own")).expect("a segment");
+        let mut record = tier.read_record(&file).expect("a record").expect("it is sealed");
+        record.sealed_at_ns = i64::try_from(removed.0).expect("a time of this age");
+        tier.seal(&file, &record).expect("its record");
+        drop(file);
+        logic.restart();
+        logic.datapath().expect_cluster();
+        let news = logic.datapath().news_of_removal(Ino::ROOT, b"k");
+        logic.unlink(0, "k").expect("unlink");
+        logic.datapath().remember_news(news);
+        publish(logic, 0, 2);
+    });
+    assert!(member.stamp("k") > removed, "it would leave when its removal is told");
+}
+
+#[test]
 fn of_what_replaced_each_other_before_it_was_told_the_last_is_told_and_once() {
     for is_first_told_first in [true, false] {
         let mut member = Member::new();
