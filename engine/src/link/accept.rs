@@ -1,7 +1,7 @@
 //! Connections that arrive: they prove themselves in bounded number and time, or are dropped.
 //!
 //! While there are as many as may be, the oldest gives way after a part of its time, so that those who say nothing keep nobody
-//! out for long. Not at once: after an outage many come together who prove themselves in turn.
+//! out for long. Not at once, nor all together: after an outage many come at one time who prove themselves in turn.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -18,8 +18,8 @@ use crate::error::Error;
 
 /// Pause after the kernel refused to hand out a connection, for example for want of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
-/// The part of its time that a connection has for its proof while no other finds room: enough for the few round trips of it
-/// between continents, and on a host that is busy with all of them.
+/// The part of its time that a connection has for its proof at least, when all places are taken: enough for the few round trips
+/// of it between continents, and on a host that is busy with all of them, as then they leave one by one.
 const CROWDED_PART: u32 = 5;
 
 /// Starts to accept from `listeners`.

@@ -79,7 +79,8 @@ pub struct LinkConfig {
     pub answers_max: usize,
     /// Time for a connection to be made and both ends to be proved.
     pub connect_timeout: Duration,
-    /// Time in which an accepted connection has to prove itself: a fifth of it while as many as may be have proved nothing yet.
+    /// Time in which an accepted connection has to prove itself: a fifth of it at least while as many as may be have
+    /// proved nothing yet.
     pub proof_timeout: Duration,
     /// Accepted connections that have proved nothing yet; more wait in the kernel.
     pub unproven_max: usize,

@@ -10,8 +10,9 @@
 //! - [`LinkEvents::connected`] and [`LinkEvents::disconnected`] alternate for each peer.
 //! - Whatever a peer sends costs it its connection at worst.
 //!
-//! Limits: connections that have proved nothing ([`LinkConfig::unproven_max`], each for [`LinkConfig::proof_timeout`], or a
-//! fifth of it while others wait for a place), the length of messages, calls and bytes that wait, and silence.
+//! Limits: connections that have proved nothing ([`LinkConfig::unproven_max`], each for [`LinkConfig::proof_timeout`]; when all
+//! places are taken the oldest goes after a fifth of it, also where nobody waits yet, and the others one by one), the length of
+//! messages, calls and bytes that wait, and silence.
 //!
 //! Threads: one task for each link on the given runtime, one for each listener, and one that asks silent peers.
 

@@ -1,4 +1,8 @@
-//! The places of connections that have proved nothing yet: so many at once, of which the oldest gives way to who waits for one.
+//! The places of connections that have proved nothing yet: so many at once. Once all are taken the oldest gives way, whether
+//! somebody has come already or not: a listener takes its next place ahead.
+//!
+//! Invariant: of those whose time is over one goes at a time, at the rate at which they had come if they had come evenly. Many who
+//! come at once, as after an outage, have most of their proofs behind them by then.
 //!
 //! Threads: the tasks of the listeners, and those of the connections.
 
@@ -13,8 +17,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 #[derive(Debug)]
 pub(super) struct Unproven {
     room: Arc<Semaphore>,
-    /// How long who has one keeps it while others wait.
+    /// How long who has one keeps it though all are taken.
     time: Duration,
+    /// Between two who are sent away.
+    pause: Duration,
     /// Held for a look-up.
     taken: Mutex<Taken>,
 }
@@ -24,6 +30,8 @@ struct Taken {
     next: u64,
     /// Since when, in the order of their arrival. Who is sent away is told by the end of the channel.
     since: BTreeMap<u64, (Instant, oneshot::Sender<()>)>,
+    /// Nobody is sent away before that.
+    next_leave: Option<Instant>,
 }
 
 /// One place, until it is dropped.
@@ -38,7 +46,9 @@ pub(super) struct Place {
 impl Unproven {
     /// `places` of them, at least one, each of which is one's own for `time`.
     pub(super) fn new(places: usize, time: Duration) -> Self {
-        Self { room: Arc::new(Semaphore::new(places.max(1))), time, taken: Mutex::default() }
+        let places = places.max(1);
+        let pause = time / u32::try_from(places).unwrap_or(u32::MAX);
+        Self { room: Arc::new(Semaphore::new(places)), time, pause, taken: Mutex::default() }
     }
 
     /// Room for one connection: where there is none, that of the oldest, once it has had its time.
@@ -60,12 +70,17 @@ impl Unproven {
             let until = {
                 let mut taken = self.taken.lock();
                 let now = Instant::now();
-                match taken.since.first_entry() {
-                    Some(oldest) if oldest.get().0 + self.time <= now => {
-                        oldest.remove();
-                        return;
+                let oldest = taken.since.first_key_value().map(|(&number, (since, _))| (number, *since));
+                match oldest {
+                    Some((number, since)) => {
+                        let due = (since + self.time).max(taken.next_leave.unwrap_or(now));
+                        if due <= now {
+                            taken.since.remove(&number);
+                            taken.next_leave = Some(now + self.pause);
+                            return;
+                        }
+                        due
                     }
-                    Some(oldest) => oldest.get().0 + self.time,
                     // All room is with listeners to which nobody has come.
                     None => now + self.time,
                 }
@@ -96,5 +111,33 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         self.unproven.taken.lock().since.remove(&self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As when all members come back at once after an outage, to a host that is busy with their proofs.
+    #[tokio::test]
+    async fn of_those_who_came_together_one_is_sent_away_at_a_time() {
+        let unproven = Arc::new(Unproven::new(4, Duration::from_millis(400)));
+        let mut places = Vec::new();
+        for _ in 0..4 {
+            let room = unproven.room().await.unwrap();
+            places.push(unproven.take(room));
+        }
+        // All have had their time.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let (began, mut taken) = (Instant::now(), Vec::new());
+        for mut place in places {
+            let leave = async {
+                place.sent_away().await;
+                drop(place);
+            };
+            let (room, ()) = tokio::join!(unproven.room(), leave);
+            taken.push(room.unwrap());
+        }
+        assert!(began.elapsed() >= Duration::from_millis(300), "{:?} for four", began.elapsed());
     }
 }
