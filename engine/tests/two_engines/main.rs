@@ -396,6 +396,8 @@ fn the_status_tells_links_ways_and_rates() {
     let runtime = runtime();
     let (here, there) = (end(&runtime, "auto"), end(&runtime, "auto"));
     here.connect(&runtime, &there);
+    // On a busy machine sockets are connected beside it, and first.
+    ways::until(&|| here.engine.status().peers[0].ways[0].state == "ready");
     let read = here.request(&there, Direction::Read, 0, 0, 1 << 20);
     here.engine.submit(Batch::new(vec![read], soon())).wait().into_result().unwrap();
     let status = here.engine.status();
