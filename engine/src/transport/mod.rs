@@ -156,8 +156,9 @@ pub trait Transport: Send + Sync + fmt::Debug {
         &[]
     }
 
-    /// Withdraws `id`, before it returns: later operations of peers on it end with [`Error::NoSuchRegion`]. Resolves when
-    /// no operation of a peer touches its memory any more. Unknown ids are ignored.
+    /// Withdraws `id`: operations of peers on it end with [`Error::NoSuchRegion`] as soon as that is done. By the time it
+    /// returns it is done, or ordered from the thread that does it, whether the future is polled or not. Resolves when it is
+    /// done and no operation of a peer touches its memory any more. Unknown ids are ignored.
     fn unregister(&self, id: RegionId) -> BoxFuture<'_, ()>;
 
     /// As [`Self::unregister`], of a region that no peer uses: none was told of it, or each has said that it is done with
