@@ -20,7 +20,7 @@ use super::agreeing::Unapplied;
 use super::batcher::Haste;
 use super::carrier::{Carrier, Ear};
 use super::catalog::wire::{Change, DrainOrder, DrainReport};
-use super::coordinator::{Coordinator, NamespaceChange, Reachability};
+use super::coordinator::{Coordinator, CoordinatorError, NamespaceChange, Reachability};
 use super::copying::Wish;
 use super::core::{Core, Ingredients};
 use super::error::ClusterError;
@@ -130,7 +130,10 @@ impl Cluster {
         let member = core.registration.get_or_init(|| member).clone();
         core.recall_removals();
         if let Err(error) = core.coordinator.register(member, deadline).await {
-            take_back_registration(&core).await;
+            // Of a later start nothing is to be taken back, and that there is one is why this one does not take part.
+            if !matches!(error, CoordinatorError::Superseded { .. }) {
+                take_back_registration(&core).await;
+            }
             core.close().await;
             return Err(error.into());
         }

@@ -3,6 +3,7 @@
 
 use std::future::ready;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -23,6 +24,10 @@ pub(super) struct Deaf {
     is_deaf: watch::Sender<bool>,
     /// It does not answer.
     away: Mutex<Option<Away>>,
+    /// Another process starts as a member just before that is registered.
+    has_rival: AtomicBool,
+    /// How often it was asked to take the member out.
+    leaves: AtomicU64,
 }
 
 /// What it was asked since it does not answer.
@@ -37,7 +42,14 @@ impl Deaf {
     pub(super) fn new(inner: Embedded) -> Arc<Self> {
         let (views, is_deaf) = (watch::Sender::new(View::default()), watch::Sender::new(false));
         let (mut said, mut deafness) = (inner.views(), is_deaf.subscribe());
-        let deaf = Arc::new(Self { inner, views, is_deaf, away: Mutex::default() });
+        let deaf = Arc::new(Self {
+            inner,
+            views,
+            is_deaf,
+            away: Mutex::default(),
+            has_rival: AtomicBool::new(false),
+            leaves: AtomicU64::new(0),
+        });
         let told = Arc::downgrade(&deaf);
         tokio::spawn(async move {
             while let Some(deaf) = told.upgrade() {
@@ -61,6 +73,15 @@ impl Deaf {
 
     pub(super) fn set_deaf(&self, is_deaf: bool) {
         self.is_deaf.send_replace(is_deaf);
+    }
+
+    /// The next member that is registered is started by another process first.
+    pub(super) fn meet_rival(&self) {
+        self.has_rival.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn leaves(&self) -> u64 {
+        self.leaves.load(Ordering::Relaxed)
     }
 
     /// It answers no more, which nobody has noticed yet.
@@ -100,12 +121,17 @@ impl Coordinator for Deaf {
 
     fn register(&self, member: Member, deadline: Instant) -> Asked<'_, ()> {
         match self.ask(Some(&member)) {
+            Ok(()) if self.has_rival.swap(false, Ordering::Relaxed) => Box::pin(async move {
+                self.inner.another().begin(member.id, deadline).await?;
+                self.inner.register(member, deadline).await
+            }),
             Ok(()) => self.inner.register(member, deadline),
             Err(error) => Box::pin(ready(Err(error))),
         }
     }
 
     fn leave(&self, deadline: Instant) -> Asked<'_, ()> {
+        self.leaves.fetch_add(1, Ordering::Relaxed);
         match self.ask(None) {
             Ok(()) => self.inner.leave(deadline),
             Err(error) => Box::pin(ready(Err(error))),

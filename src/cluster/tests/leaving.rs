@@ -11,9 +11,9 @@ use super::members::{
 };
 use super::memory::{Memory, Object};
 use super::unregistered::three;
-use crate::cluster::coordinator::Coordinator;
 use crate::cluster::coordinator::embedded::Embedded;
-use crate::cluster::{Cluster, ClusterConfig, ClusterId, DrainOrder, DrainPhase, Holder};
+use crate::cluster::coordinator::{Coordinator, CoordinatorError};
+use crate::cluster::{Cluster, ClusterConfig, ClusterError, ClusterId, DrainOrder, DrainPhase, Holder};
 
 /// For as long a drain is given to come to the point where it waits.
 const MOMENT: Duration = Duration::from_secs(1);
@@ -164,5 +164,22 @@ fn a_start_that_was_not_let_in_is_not_registered_when_the_coordinator_is_back() 
         away.come_back(soon()).await;
         let view = coordinator.views().borrow().clone();
         assert!(view.members().is_empty(), "nobody is there: {view:?}");
+    });
+}
+
+/// Else it would count as one that the coordinator answers, and not as one that it refuses.
+#[test]
+fn a_start_that_another_process_superseded_takes_no_registration_back() {
+    runtime().block_on(async {
+        let coordinator = Embedded::new(ClusterId(7));
+        let own = Deaf::new(coordinator.another());
+        own.meet_rival();
+        let memory = Arc::new(Memory::default());
+        let holder: Weak<dyn Holder> = Arc::<Memory>::downgrade(&memory);
+        let asked = Arc::clone(&own) as Arc<dyn Coordinator>;
+        let refused = Cluster::start(config(1), Handle::current(), asked, holder).await.unwrap_err();
+        let is_superseded = matches!(refused, ClusterError::Coordinator(CoordinatorError::Superseded { .. }));
+        assert!(is_superseded, "{refused}");
+        assert_eq!(own.leaves(), 0);
     });
 }
