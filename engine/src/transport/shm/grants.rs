@@ -76,11 +76,16 @@ impl Owner {
     }
 
     /// Withdraws `id` from all guests, at once. Resolves when no copy from or to it is under way.
+    ///
+    /// # Cancellation
+    /// Dropping the future keeps the words by which copies are under way for the life of their connections.
     pub(super) fn remove(&self, id: RegionId) -> impl Future<Output = ()> {
         self.regions.lock().remove(&id);
         let guests = self.guests.lock().clone();
-        let revoked: Vec<(usize, Arc<Guest>)> =
+        let mut revoked: Vec<(usize, Arc<Guest>)> =
             guests.into_iter().filter_map(|guest| Some((guest.revoke(id)?, guest))).collect();
+        // Those that no copy uses are spent now, though nobody polls this.
+        revoked.retain(|(word, guest)| !guest.release_if_left(*word));
         async move {
             for (word, guest) in revoked {
                 guest.until_left(word).await;
@@ -260,11 +265,19 @@ impl Guest {
 
     /// Resolves when no copy is under way by a word that was revoked, which is spent then.
     async fn until_left(&self, word: usize) {
-        // A guest that is cut off is not gone before its copies are.
-        while self.words.copies(word) > 0 && !self.is_gone.load(Ordering::Acquire) {
+        while !self.release_if_left(word) {
             tokio::time::sleep(LOOK_AGAIN).await;
         }
-        self.release_word(word);
+    }
+
+    /// Whether no copy is under way by a word that was revoked, which is spent then. Not to be asked again of one that is.
+    fn release_if_left(&self, word: usize) -> bool {
+        // A guest that is cut off is not gone before its copies are.
+        let is_left = self.words.copies(word) == 0 || self.is_gone.load(Ordering::Acquire);
+        if is_left {
+            self.release_word(word);
+        }
+        is_left
     }
 
     /// No new copy begins, of whatever region.
@@ -403,6 +416,19 @@ mod tests {
         other.words.leave(word);
         assert!(!slow.resolves(slow.owner.remove(RegionId(0))).await, "a copy of it is under way");
         assert!(!other.words.enter(word), "nothing new begins");
+    }
+
+    #[test]
+    fn words_that_no_copy_uses_are_spent_though_nobody_waits_for_the_withdrawal() {
+        let owner = Owner::default();
+        let (guest, _orders) = Owner::invite(Slow::PEER).unwrap();
+        owner.admit(&guest);
+        let words = [0, 1].map(|id| guest.take_word(RegionId(id)).unwrap());
+        assert!(guest.words.enter(words[0]));
+        for id in [0, 1] {
+            drop(owner.remove(RegionId(id)));
+        }
+        assert_eq!(guest.grants.lock().in_use.values().sum::<usize>(), 1);
     }
 
     /// A file that cannot be opened once more, as none can where a process has no descriptors left.
