@@ -15,6 +15,8 @@ use crate::common::{Mount, kernel, wait};
 use crate::fixture::{Hosts, object, publish};
 
 const NAMES: usize = 300;
+/// Objects that a host brought ahead of their use.
+const LOADED_AHEAD: &str = "tidefs_ssd_prefetches_total";
 
 fn names(directory: &str) -> Vec<String> {
     (0..NAMES).map(|number| format!("{directory}/{number}")).collect()
@@ -76,18 +78,16 @@ fn an_object_of_another_host_is_on_its_way_before_who_looked_it_up_opens_its_fil
     }
     let hosts = Hosts::start(2, &[]);
     let cache = Cache::open(hosts.mounts[1].path()).expect("the cache opens");
-    let loaded_ahead = || hosts.metric(1, "tidefs_ssd_prefetches_total");
     for (number, name) in (0..).zip(["whole-0/probed", "whole-0/wanted"]) {
         publish(&hosts.mounts[0].join(name), &object(number, 60_000));
     }
     assert_eq!(cache.prefix(&["whole-0/probed"]).expect("an answer"), 1);
-    assert_eq!(loaded_ahead(), 0, "whether it is there is all that was asked");
+    assert_eq!(hosts.metric(1, LOADED_AHEAD), 0, "whether it is there is all that was asked");
     let mut bytes = vec![0; 60_000];
     assert_eq!(cache.get_into("whole-0/wanted", &mut bytes).expect("an answer"), Some(bytes.len()));
     assert!(bytes == object(1, 60_000));
     // Counted when the load has ended, a moment after its object is here.
-    assert!(wait::until(wait::HANG, || loaded_ahead() > 0), "its file was opened first");
-    assert_eq!(loaded_ahead(), 1);
+    assert_eq!(hosts.metric_at_rest(1, LOADED_AHEAD, 1), 1, "its file was opened first");
 }
 
 /// What one LOOKUP says of names. The library would open the files of those below memory next.
@@ -121,7 +121,7 @@ fn of_many_names_none_is_on_its_way_before_it_is_said_which_come_first() {
     let found = look_up(&hosts.mounts[1], &names("whole-0/new"));
     assert_eq!(found, vec![Status::Loadable; NAMES]);
     thread::sleep(Duration::from_millis(500));
-    assert_eq!(hosts.metric(1, "tidefs_ssd_prefetches_total"), 0);
+    assert_eq!(hosts.metric(1, LOADED_AHEAD), 0);
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn only_what_others_were_asked_for_is_on_its_way() {
     assert_eq!(cache.prefix(known).expect("an answer"), known.len());
     // The last one may be here when this is answered.
     assert_eq!(look_up(&hosts.mounts[1], names)[..known.len()], [Status::Loadable; 9]);
-    let loaded_ahead = || hosts.metric(1, "tidefs_ssd_prefetches_total");
+    let loaded_ahead = || hosts.metric(1, LOADED_AHEAD);
     assert!(wait::until(wait::HANG, || loaded_ahead() > 0), "{new:?} is not on its way");
     thread::sleep(Duration::from_millis(500));
     assert_eq!(loaded_ahead(), 1);

@@ -4,10 +4,14 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
 use std::path::Path;
+use std::thread;
 use std::time::Duration;
 
 use crate::common::etcd::Etcd;
 use crate::common::{Mount, pattern, wait};
+
+/// A counter that has not moved for so long stands still.
+const STILL: Duration = Duration::from_millis(200);
 
 /// Daemons that found each other, and the etcd by which they did, unless it was without.
 pub(crate) struct Hosts {
@@ -98,6 +102,20 @@ impl Hosts {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         let value = line.unwrap_or_else(|| panic!("no metric {name} in:\n{text}"));
         value.parse().expect("a whole number")
+    }
+
+    /// A counter of a host that counts a moment after what it counts: it has come to `least`, and stands still.
+    #[track_caller]
+    pub(crate) fn metric_at_rest(&self, host: usize, name: &str, least: u64) -> u64 {
+        let value = || self.metric(host, name);
+        assert!(wait::until(wait::HANG, || value() >= least), "{name} of host {host} is {}", value());
+        let is_still = || {
+            let before = value();
+            thread::sleep(STILL);
+            value() == before
+        };
+        assert!(wait::until(wait::HANG, is_still), "{name} of host {host} grows on: {}", value());
+        value()
     }
 
     /// Waits until what is made on any host is seen on all others.
