@@ -118,7 +118,8 @@ pub trait Coordinator: fmt::Debug + Send + Sync {
     fn change_namespace(&self, name: &str, change: NamespaceChange, deadline: Instant) -> Asked<'_, u64>;
 
     /// Forgets a directory. Returns the revision with which it is so, as [`Coordinator::change_namespace`] does. That nothing
-    /// is agreed on about it is fine: who heard of that revision knows of its removal, if somebody asked for that before.
+    /// is agreed on about it is fine: who heard of that revision knows of its removal, if somebody asked for that before. It
+    /// may be a later revision then, as that of the last removal of any name, for which who waits for this one waits as well.
     ///
     /// # Errors
     /// [`CoordinatorError::Away`].
