@@ -381,11 +381,11 @@ impl Device {
         let is_quarantined = |zone: &&Zone| zone.state == ZoneState::Quarantined;
         let damaged = self.zones_in_capacity().iter().filter(is_quarantined).count() as u64;
         let is_slow = self.overdue.is_late() || late_at.is_some_and(|late_at| late_at.elapsed() < SLOW_FOR);
-        let is_aside = self.overdue.is_aside();
-        let reads_nothing =
+        let reads_nothing = self.overdue.reads_nothing();
+        let unread =
             || Unusable::Failing("it reads nothing: what it holds is a miss until it does".to_owned());
         gave_up
-            .or_else(|| is_aside.then(reads_nothing))
+            .or_else(|| reads_nothing.then(unread))
             .or(self.is_leaving().then_some(Unusable::Leaving))
             .or(is_slow.then_some(Unusable::Slow))
             .or((damaged > 0).then_some(Unusable::Damaged(damaged)))

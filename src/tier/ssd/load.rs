@@ -3,7 +3,8 @@
 //! Invariants
 //! - Bytes are said to be loaded only when header, key, version, length and checksum match: whatever the disk gives else
 //!   is a miss. What does not match is forgotten, and after an error of the medium everything of its zone, if its disk reads
-//!   anything at all. One that reads nothing is left alone for a while, and keeps what stands on it.
+//!   anything at all. One that reads nothing is left alone for a while, and keeps what stands on it, on which nobody relies
+//!   until a read went well.
 //! - A disk that is late gets no loads ([`super::overdue`]): who waits for an object is told that it is a miss, at once. What
 //!   is read to be written again, or compared, waits for the disk as long as for a request.
 
@@ -61,8 +62,8 @@ impl SsdTier {
         asked.is_none_or(|(device, place)| self.shared.may_ask(&device, place))
     }
 
-    /// Whether a version of a key can be loaded, from where nothing is about to go, and none of it is on its way, which may say
-    /// other things of it.
+    /// Whether a version of a key can be loaded, from where nothing is about to go, from a disk that is not known to read nothing,
+    /// and none of it is on its way, which may say other things of it.
     #[must_use]
     pub fn has_settled(&self, key: &[u8], version: Version) -> bool {
         self.shared.has_settled(self.shared.hash(key), version)
@@ -137,12 +138,13 @@ impl Shared {
     pub(super) fn reads_nothing(&self, device: &Device) -> bool {
         let is_unread = |copy: u64| read_block(device, copy * BLOCK_BYTES, self.limit).is_err();
         let reads_nothing = (0..2).all(is_unread);
-        if reads_nothing {
+        if !reads_nothing {
+            device.overdue.has_read();
+        } else if device.overdue.set_aside(ASIDE) {
             tracing::error!(
                 device = device.name,
                 "a disk reads nothing: what is on it is a miss until it does"
             );
-            device.overdue.set_aside(ASIDE);
         }
         reads_nothing
     }
@@ -238,6 +240,7 @@ impl Shared {
                 return Err(Missed::Failed);
             }
         };
+        device.overdue.has_read();
         device.work.read_times.observe(started.elapsed());
         device.work.read.add(reason, (padded + BLOCK) as u64);
         let RecordHeader { device: uuid, sequence: written, facts } =

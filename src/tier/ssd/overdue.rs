@@ -4,7 +4,8 @@
 //! take. So from the first one on that is late, loads from the disk are misses at once. It is over when all that is late has
 //! ended, or when the disk has answered a read of one block, of which it is sent one in the time of a request.
 //!
-//! A disk that reads nothing at all, and says so at once, gets no loads for a while either.
+//! A disk that reads nothing at all, and says so at once, gets no loads for a while either, again and again. What stands on it
+//! is not relied on until a read went well.
 //!
 //! Invariants
 //! - Nothing is taken from the disk here: memory is kept by the requests that may touch it, until they end.
@@ -92,6 +93,8 @@ impl Late {
 pub(super) struct Overdue {
     /// Whether it gets no loads.
     is_late: AtomicBool,
+    /// Whether it was last seen to read nothing.
+    reads_nothing: AtomicBool,
     /// Guards what it has not ended. Taken only for a disk that is late, or was.
     late: Mutex<Late>,
 }
@@ -105,14 +108,27 @@ impl Overdue {
         !self.is_late.swap(true, Ordering::Relaxed)
     }
 
-    /// The disk reads nothing: it gets no loads for `pause`.
-    pub(super) fn set_aside(&self, pause: Duration) {
+    /// The disk reads nothing: it gets no loads for `pause`. Returns whether it read something before.
+    pub(super) fn set_aside(&self, pause: Duration) -> bool {
         let mut late = self.late.lock();
         late.aside_until = Some(Instant::now() + pause);
         self.is_late.store(true, Ordering::Relaxed);
+        !self.reads_nothing.swap(true, Ordering::Relaxed)
     }
 
-    /// Whether it gets none because of that.
+    /// A read went well.
+    pub(super) fn has_read(&self) {
+        if self.reads_nothing() {
+            self.reads_nothing.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the disk reads nothing, as far as is known: until a read goes well, also while it gets loads again.
+    pub(super) fn reads_nothing(&self) -> bool {
+        self.reads_nothing.load(Ordering::Relaxed)
+    }
+
+    /// Whether it gets no loads right now because of that.
     pub(super) fn is_aside(&self) -> bool {
         self.is_late.load(Ordering::Relaxed) && self.late.lock().is_aside()
     }
@@ -188,12 +204,14 @@ mod tests {
     #[test]
     fn a_disk_that_is_set_aside_is_asked_for_nothing_until_that_is_over() {
         let overdue = Overdue::default();
-        overdue.set_aside(LIMIT);
+        assert!(!overdue.reads_nothing() && overdue.set_aside(LIMIT));
         assert!(!overdue.may_load(LIMIT, || unreachable!("it is not asked")));
         assert!(overdue.is_late() && overdue.is_aside());
-        overdue.set_aside(Duration::ZERO);
+        assert!(!overdue.set_aside(Duration::ZERO), "it was known");
         assert!(overdue.may_load(LIMIT, || unreachable!("it may be asked for a load")));
-        assert!(!overdue.is_late() && !overdue.is_aside());
+        assert!(!overdue.is_late() && !overdue.is_aside() && overdue.reads_nothing());
+        overdue.has_read();
+        assert!(!overdue.reads_nothing());
     }
 
     #[test]

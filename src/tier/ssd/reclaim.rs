@@ -18,6 +18,8 @@
 //!   would find instead, is given up then, unless it is pinned. Until such a record is written again the index names no zone for
 //!   it, and loads try again.
 //!
+//! A disk that reads nothing is looked at again here.
+//!
 //! Limits: a disk that is late holds up the others once, for as long as a request or two may take, and is passed over then
 //! until it answers. A zone that is read for longer than `READERS_LIMIT` is passed over for a while. One that cannot be read is given
 //! up, if the disk reads anything, and no other one before the next look.
@@ -100,6 +102,10 @@ impl Shared {
             let mut has_progress = false;
             let is_named = self.is_named.load(Ordering::Relaxed);
             for device in &self.devices.all() {
+                // Perhaps nobody else asks it again.
+                if device.overdue.reads_nothing() && !device.overdue.is_late() {
+                    self.reads_nothing(device);
+                }
                 let _turn = self.reclaiming.lock();
                 let may_be_emptied = is_named && !device.is_failing() && !device.is_leaving();
                 let is_wanted = may_be_emptied && device.spare_zones() < SPARE_ZONES;

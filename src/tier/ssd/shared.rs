@@ -36,9 +36,10 @@ pub(super) fn checksum_of(data: &[u8]) -> Checksum {
     Checksum(xxh3_64(data))
 }
 
-/// Whether a disk waits for a zone, how much it has to do, and how much it did: the least is asked first.
-pub(super) fn load_of(device: &Device) -> (bool, u64, u64) {
-    (device.is_short_of_zones(), device.queue.bytes(), device.work.written.total())
+/// Whether a disk reads nothing, whether it waits for a zone, how much it has to do, and how much it did: the least is asked first.
+pub(super) fn load_of(device: &Device) -> (bool, bool, u64, u64) {
+    let (reads_nothing, is_short) = (device.overdue.reads_nothing(), device.is_short_of_zones());
+    (reads_nothing, is_short, device.queue.bytes(), device.work.written.total())
 }
 
 /// Everything but the threads.
@@ -62,7 +63,8 @@ pub(super) struct Shared {
     pub(super) growth: Growth,
     /// Guards the epoch of the pool, as it is on its disks, and the file that keeps it. Held while superblocks are written.
     pub(super) epochs: Mutex<Epochs>,
-    /// Guards on which disks a start found a record, where that were several: it was being moved when the daemon died.
+    /// Guards on which disks a record may stand, where that are several: it was being moved when the daemon died, or one of them
+    /// read nothing when it was stored again.
     second_places: Mutex<HashMap<RecordHash, Vec<u8>>>,
     pub(super) index: Index,
     /// Where records stood that are written once more.
@@ -159,8 +161,8 @@ impl Shared {
         self.started.elapsed()
     }
 
-    /// A start meets a record on a disk. There may be one on another, or the same one a second time: reclaim wrote it again,
-    /// and its old zone is not void.
+    /// A start meets a record on a disk, or it is written there anew. There may be one on another, or the same one a second time:
+    /// reclaim wrote it again, and its old zone is not void.
     pub(super) fn note_second_place(&self, hash: &RecordHash, version: Version, device: u8) {
         let Some(known) = self.index.get(hash) else { return };
         let before = u8::try_from(known.place.zone.device()).unwrap_or(device);
@@ -170,7 +172,7 @@ impl Shared {
         }
     }
 
-    /// The disks on which a start found a record, where that were several.
+    /// The disks on which a record may stand, where that are several.
     pub(super) fn second_places(&self, hash: &RecordHash) -> Vec<usize> {
         let second = self.second_places.lock();
         let mut places: Vec<usize> =
@@ -239,14 +241,13 @@ impl Shared {
         }
         // All records of a key stand on one disk at a time, so that a removal there hides every one of them.
         let bound = pending.disks_of(hash).next_back().map(usize::from);
-        let bound = bound.or_else(|| self.index.get(&hash).map(|known| known.place.zone.device()));
-        let device = match bound {
-            // What stands on a disk that is leaving, or takes no writes, is written elsewhere; its removals go to both.
-            Some(device) => {
-                self.devices.get(device).filter(|device| !device.is_leaving() && !device.is_failing())
-            }
-            None => None,
+        let known = self.index.get(&hash);
+        let bound = bound.or_else(|| known.map(|known| known.place.zone.device()));
+        // What stands on a disk that is leaving, takes no writes, or reads nothing, is written elsewhere; its removals go to both.
+        let may_stay = |device: &Arc<Device>| {
+            !device.is_leaving() && !device.is_failing() && !device.overdue.reads_nothing()
         };
+        let device = bound.and_then(|device| self.devices.get(device)).filter(may_stay);
         let probe = RecordFacts {
             order: 0,
             hash,
@@ -264,12 +265,23 @@ impl Shared {
         if !fits(&device) {
             return Err(Refused::TooLarge);
         }
+        let is_known = known.is_some_and(|known| known.version == version);
+        let stands_on =
+            known.filter(|_| is_known).and_then(|known| self.devices.get(known.place.zone.device()));
+        let unread = stands_on.filter(|device| device.overdue.reads_nothing());
+        // A second record where the first one is not read is none that is.
+        if !append.durable && unread.as_ref().is_some_and(|unread| unread.number == device.number) {
+            return Err(Refused::NoDevice);
+        }
         if !append.durable && append.length > ByteCount::ZERO {
             let now = self.started.elapsed();
             let queued = device.queue.bytes();
             let written = device.work.written.total();
             let mut admission = device.admission.lock();
             admission.admit(append.length, queued, written, now)?;
+        }
+        if unread.is_some_and(|unread| unread.number != device.number) {
+            self.note_second_place(&hash, version, device.number);
         }
         pending.begin(hash, version, device.number);
         if !device.queue.push(Job::Append(append)) {
@@ -284,7 +296,9 @@ impl Shared {
         let under_way = self.pending.lock();
         let stays = |place: Place| {
             let device = self.devices.get(place.zone.device());
-            device.is_none_or(|device| !device.vacating.covers(place.zone.zone()))
+            device.is_none_or(|device| {
+                !device.vacating.covers(place.zone.zone()) && !device.overdue.reads_nothing()
+            })
         };
         !under_way.has(hash, version)
             && self.index.get(&hash).is_some_and(|found| found.version == version && stays(found.place))

@@ -184,6 +184,9 @@ fn a_disk_that_reads_nothing_for_a_while_loses_no_zone_to_who_loads_nor_to_names
         matches!(tier.status().devices[0].trouble, Some(Unusable::Failing(_)))
     };
     assert!((0..100).any(|_| is_told()));
+    std::thread::sleep(super::load::ASIDE * 2);
+    let trouble = tier.status().devices.remove(0).trouble;
+    assert!(matches!(trouble, Some(Unusable::Failing(_))), "nobody loads, and it is said to be {trouble:?}");
     assert_eq!(tier.next_unnamed(&mut unnamed), Some(Vec::new()));
     disk.fails_reads.store(false, Ordering::Relaxed);
     let mut told = 0;
@@ -196,6 +199,53 @@ fn a_disk_that_reads_nothing_for_a_while_loses_no_zone_to_who_loads_nor_to_names
         assert!(Instant::now() < end, "it is asked for nothing any more");
         std::thread::sleep(SHORT);
     }
+}
+
+#[test]
+fn what_stands_on_a_disk_that_reads_nothing_is_no_copy_until_it_reads_again() {
+    let disk = MemoryDisk::new();
+    let (tier, _) = running(std::slice::from_ref(&disk), &config(1, 12));
+    assert_eq!(store(&tier, b"a", 1, THIRD), Stored::Yes);
+    assert!(tier.has_settled(b"a", Version(1)));
+    disk.fails_reads.store(true, Ordering::Relaxed);
+    assert_eq!(tier.read(b"a", Version(1), ByteCount(THIRD as u64)), Err(Missed::Failed));
+    assert!(!tier.has_settled(b"a", Version(1)));
+    std::thread::sleep(super::load::ASIDE * 2);
+    assert!(!tier.has_settled(b"a", Version(1)), "it is left alone no more, and reads nothing all the same");
+    assert_eq!(store_put(&tier, put_of(b"a", 1, THIRD)), Err(Refused::NoDevice));
+    assert_eq!(store(&tier, b"new", 2, THIRD), Stored::Yes);
+    disk.fails_reads.store(false, Ordering::Relaxed);
+    // Nobody loads from it.
+    let end = Instant::now() + LIMIT;
+    while !tier.has_settled(b"a", Version(1)) {
+        assert!(Instant::now() < end, "it is not relied on any more");
+        std::thread::sleep(SHORT);
+    }
+    assert!(is_right(&tier, b"a", 1, THIRD));
+}
+
+#[test]
+fn what_stands_on_a_disk_that_reads_nothing_is_stored_on_another_and_removed_from_both() {
+    let (disks, config) = ([MemoryDisk::new(), MemoryDisk::new()], config(2, 12));
+    let (tier, _) = running(&disks, &config);
+    assert_eq!(store(&tier, b"a", 1, THIRD), Stored::Yes);
+    let unread = tier.disk_of(b"a").unwrap();
+    let disk = &disks[usize::from(unread)];
+    disk.fails_reads.store(true, Ordering::Relaxed);
+    assert_eq!(tier.read(b"a", Version(1), ByteCount(THIRD as u64)), Err(Missed::Failed));
+    for key in [&b"a"[..], b"new", b"newer"] {
+        assert_eq!(store(&tier, key, 1, THIRD), Stored::Yes);
+        assert!(tier.disk_of(key).is_some_and(|disk| disk != unread) && is_right(&tier, key, 1, THIRD));
+        assert!(tier.has_settled(key, Version(1)));
+    }
+    disk.fails_reads.store(false, Ordering::Relaxed);
+    disk.keeps_log.store(true, Ordering::Relaxed);
+    tier.remove(b"a", Version(1));
+    assert!(tier.flush(LIMIT));
+    let is_write = |logged: &Logged| matches!(logged, Logged::Write { .. });
+    assert!(disk.log.lock().iter().any(is_write), "its removal stands where its first record does");
+    drop(tier);
+    assert_eq!(keys_of(&tier_on(&disks, &config)), ["new", "newer"]);
 }
 
 #[test]
