@@ -281,6 +281,29 @@ fn a_record_for_which_a_disk_has_no_room_after_all_fails_alone() {
 }
 
 #[test]
+fn records_that_find_no_room_together_do_not_cost_the_disk() {
+    let config = config(1, 12);
+    let disk = MemoryDisk::new();
+    let tier = tier_on(std::slice::from_ref(&disk), &config);
+    recover(&tier);
+    disk.is_full.store(true, Ordering::Relaxed);
+    let (sender, receiver) = std::sync::mpsc::sync_channel(5);
+    for version in 1..6_u64 {
+        let sender = sender.clone();
+        let put = put_of(&version.to_le_bytes(), version, 9000);
+        tier.put(put, move |stored| sender.send(stored).unwrap()).unwrap();
+    }
+    // They are all left to its writer, which begins them before it waits for the first.
+    tier.start(Arc::new(Told::default())).unwrap();
+    assert!((0..5).all(|_| receiver.recv_timeout(LIMIT) == Ok(Stored::Failed)));
+    disk.is_full.store(false, Ordering::Relaxed);
+    assert_eq!(store(&tier, b"later", 9, 9000), Stored::Yes);
+    let device = tier.status().devices.remove(0);
+    assert_eq!((device.write_errors, device.quarantined_zones, device.trouble), (1, 0, None));
+    assert_eq!(found_on(disk.content.lock().clone(), &config), ["later"]);
+}
+
+#[test]
 fn names_that_an_error_of_the_way_to_the_disk_holds_up_come_later() {
     let config = config(1, 12);
     let disk = written(&config);

@@ -37,6 +37,8 @@ pub(super) struct MemoryDisk {
     pub(super) bad_error: AtomicI32,
     pub(super) fails_reads: AtomicBool,
     pub(super) fails_writes: AtomicBool,
+    /// There is no room for writes of more than a block.
+    pub(super) is_full: AtomicBool,
     /// A write of a record with these data fails; none does while it is empty.
     pub(super) refused: Mutex<Vec<u8>>,
     /// The error number with which allocations fail, 0 for none.
@@ -128,6 +130,9 @@ impl MemoryDisk {
                     return Err(io::Error::from_raw_os_error(errno));
                 }
                 let bytes: Vec<u8> = pieces.iter().flat_map(super::memory::Piece::copy_out).collect();
+                if self.is_full.load(Ordering::Relaxed) && bytes.len() > BLOCK {
+                    return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+                }
                 let refused = self.refused.lock();
                 if !refused.is_empty() && bytes.get(BLOCK..).is_some_and(|data| data.starts_with(&refused)) {
                     return Err(io::Error::from_raw_os_error(libc::EIO));

@@ -66,6 +66,8 @@ pub(super) struct Writer {
     settle_at: Option<Instant>,
     /// Who waits until what is written is durable, and the zone in which it stands.
     awaiting: Vec<(ZoneId, Done)>,
+    /// When want of room last counted as an error: what met it since then met the same.
+    full_at: Option<Instant>,
     /// Zones that gave an error.
     pub(super) given_up: GivenUp,
 }
@@ -83,6 +85,7 @@ impl Writer {
             unwritten: Vec::new(),
             settle_at: None,
             awaiting: Vec::new(),
+            full_at: None,
             given_up: GivenUp::default(),
         }
     }
@@ -356,7 +359,7 @@ impl Writer {
             }
             // Where bytes are never written in place, or more is promised than there is: what stands before it is whole.
             Err(error) if Unusable::from(&error) == Unusable::Full => {
-                self.device.count_write_error(&error);
+                self.count_refusal(&error, started);
                 self.leave_out(place);
                 self.finish(append, None);
             }
@@ -368,6 +371,16 @@ impl Writer {
                 }
                 self.finish(append, None);
             }
+        }
+    }
+
+    /// A record that was `started` at a time found no room. Of those that did together, and soon after, one counts: more of them say
+    /// no more of the disk.
+    fn count_refusal(&mut self, error: &io::Error, started: Instant) {
+        let since = |at: Instant| started.saturating_duration_since(at);
+        if self.full_at.is_none_or(|at| since(at) >= self.shared.limit) {
+            self.full_at = Some(Instant::now());
+            self.device.count_write_error(error);
         }
     }
 
