@@ -18,6 +18,7 @@ use tidefs_engine::types::{ByteCount, Version};
 use super::device::Device;
 use super::disk::Request;
 use super::format::{BLOCK, BLOCK_BYTES, RecordFacts, RecordHash, RecordHeader, decode};
+use super::identity::read_blocks;
 use super::index::{Located, Place};
 use super::io::settle_abandoned;
 use super::memory::{Buffer, Memory, Piece};
@@ -134,9 +135,13 @@ impl Shared {
     }
 
     /// Whether a disk whose read failed reads nothing at all, not even its superblock: then that says nothing of what was to be
-    /// read, and the disk gets no loads for a while. Waits for the disk.
-    pub(super) fn reads_nothing(&self, device: &Device) -> bool {
-        let is_unread = |copy: u64| read_block(device, copy * BLOCK_BYTES, self.limit).is_err();
+    /// read, and the disk gets no loads for a while. It has `limit` for that, and reads nothing without any.
+    pub(super) fn reads_nothing(&self, device: &Device, limit: Duration) -> bool {
+        let until = Instant::now() + limit;
+        let is_unread = |copy: u64| {
+            let left = until.saturating_duration_since(Instant::now());
+            left.is_zero() || read_block(device, copy * BLOCK_BYTES, left).is_err()
+        };
         let reads_nothing = (0..2).all(is_unread);
         if !reads_nothing {
             device.overdue.has_read();
@@ -234,7 +239,12 @@ impl Shared {
                 if error.kind() == io::ErrorKind::TimedOut {
                     note_late(&device, memory, padded as u64);
                 }
-                if says_that_it_is_damaged(&error) && !self.reads_nothing(&device) {
+                // All of it is to take no longer than a load may.
+                let left = || self.limit.saturating_sub(started.elapsed());
+                let blocks = 1 + (padded / BLOCK) as u64;
+                // Of a disk that came back in between it can be read.
+                let is_unread = || read_blocks(&*device.disk, offset, blocks, left()).is_err();
+                if says_that_it_is_damaged(&error) && !self.reads_nothing(&device, left()) && is_unread() {
                     self.quarantine(&device, zone);
                 }
                 return Err(Missed::Failed);

@@ -131,7 +131,7 @@ impl Shared {
                     unnamed.late.remove(&known.device);
                 }
                 // The disk is busy, or hangs, or reads nothing: what it holds is found when it is looked up, if at all.
-                Err(error) if !says_that_it_is_damaged(&error) || self.reads_nothing(&device) => {
+                Err(error) if !says_that_it_is_damaged(&error) || self.reads_nothing(&device, self.limit) => {
                     unnamed.note_late(&device, known);
                     if device.overdue.is_aside() {
                         std::thread::sleep(ASIDE);

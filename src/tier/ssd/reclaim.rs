@@ -104,7 +104,7 @@ impl Shared {
             for device in &self.devices.all() {
                 // Perhaps nobody else asks it again.
                 if device.overdue.reads_nothing() && !device.overdue.is_late() {
-                    self.reads_nothing(device);
+                    self.reads_nothing(device, self.limit);
                 }
                 let _turn = self.reclaiming.lock();
                 let may_be_emptied = is_named && !device.is_failing() && !device.is_leaving();
@@ -133,7 +133,7 @@ impl Shared {
         let entries = match self.entries_in(device, number) {
             Ok(entries) => entries,
             // One of the whole disk says nothing of the zone.
-            Err(error) if !says_that_it_is_damaged(&error) || self.reads_nothing(device) => {
+            Err(error) if !says_that_it_is_damaged(&error) || self.reads_nothing(device, self.limit) => {
                 tracing::warn!(device = device.name, zone = number, %error, "a zone is not taken back for now");
                 choosing.note_late(device, number);
                 return false;

@@ -175,7 +175,7 @@ impl Shared {
                 }
                 Err(error) => {
                     // An error of the whole disk says nothing of the zone, nor is there more to read.
-                    let reads_nothing = says_that_it_is_damaged(&error) && self.reads_nothing(&device);
+                    let reads_nothing = says_that_it_is_damaged(&error) && self.reads_nothing(&device, self.limit);
                     let is_late = reads_nothing || !says_that_it_is_damaged(&error);
                     tracing::error!(device = device.name, zone = zone.zone, is_late, %error, "a zone is lost");
                     summary.lost_zones += 1;

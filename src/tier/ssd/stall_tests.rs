@@ -202,6 +202,34 @@ fn a_disk_that_reads_nothing_for_a_while_loses_no_zone_to_who_loads_nor_to_names
 }
 
 #[test]
+fn a_disk_that_reads_again_right_after_an_error_loses_no_zone() {
+    let disk = MemoryDisk::new();
+    let (tier, _) = running(std::slice::from_ref(&disk), &config(1, 12));
+    assert_eq!(store(&tier, b"a", 1, THIRD), Stored::Yes);
+    disk.failing_reads.store(1, Ordering::Relaxed);
+    assert_eq!(tier.read(b"a", Version(1), ByteCount(THIRD as u64)), Err(Missed::Failed));
+    assert_eq!(tier.status().devices[0].quarantined_zones, 0);
+    assert!(is_right(&tier, b"a", 1, THIRD));
+}
+
+#[test]
+fn a_load_of_a_disk_that_takes_long_to_fail_asks_it_no_more_when_its_time_is_over() {
+    let config = SsdConfig { limit: LONGER, ..config(1, 12) };
+    let disk = written(&config);
+    // Nobody else reads.
+    let tier = tier_on(std::slice::from_ref(&disk), &config);
+    recover(&tier);
+    disk.failing_takes.store(200, Ordering::Relaxed);
+    disk.failing_reads.store(u64::MAX, Ordering::Relaxed);
+    let before = disk.reads.load(Ordering::Relaxed);
+    assert_eq!(tier.read(b"b", Version(1), ByteCount(THIRD as u64)), Err(Missed::Failed));
+    let reads = disk.reads.load(Ordering::Relaxed) - before;
+    assert!(reads <= 2, "{reads}: the record, and at most one superblock");
+    assert!(matches!(tier.status().devices[0].trouble, Some(Unusable::Failing(_))));
+    assert_eq!(tier.status().devices[0].quarantined_zones, 0);
+}
+
+#[test]
 fn what_stands_on_a_disk_that_reads_nothing_is_no_copy_until_it_reads_again() {
     let disk = MemoryDisk::new();
     let (tier, _) = running(std::slice::from_ref(&disk), &config(1, 12));

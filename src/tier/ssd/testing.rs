@@ -36,6 +36,11 @@ pub(super) struct MemoryDisk {
     /// The error number with which they do, 0 for EIO.
     pub(super) bad_error: AtomicI32,
     pub(super) fails_reads: AtomicBool,
+    /// So many of the next ones do.
+    pub(super) failing_reads: AtomicU64,
+    /// How long each of those takes, in milliseconds, and how many reads there were.
+    pub(super) failing_takes: AtomicU64,
+    pub(super) reads: AtomicU64,
     pub(super) fails_writes: AtomicBool,
     /// There is no room for writes of more than a block.
     pub(super) is_full: AtomicBool,
@@ -104,7 +109,11 @@ impl MemoryDisk {
             }
             Request::Read { offset, pieces } => {
                 self.last_read.store(MOMENT.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
-                if self.fails_reads.load(Ordering::Relaxed) {
+                self.reads.fetch_add(1, Ordering::Relaxed);
+                let one_less = |left: u64| left.checked_sub(1);
+                let fails = self.failing_reads.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
+                if fails.is_ok() || self.fails_reads.load(Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(self.failing_takes.load(Ordering::Relaxed)));
                     return Err(io::Error::from_raw_os_error(libc::EIO));
                 }
                 let mut at = usize::try_from(*offset).unwrap();
