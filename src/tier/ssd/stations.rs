@@ -11,7 +11,7 @@
 //! Limits: a damaged header is taken for that of a life when at most `FLIPPED_BITS_MAX` of its bits differ; those of
 //! two lives differ in their checksums. A block device may hold anything before a zone is first opened: a zone that
 //! names the disk neither in its trailer nor in its first record was never in use. `ZONES_AT_ONCE` zones are asked for at once,
-//! and a disk that ends none of that within [`START_LIMIT`] is asked for no more.
+//! and a disk that ends none of that within `BATCH_LIMIT` is asked for no further ones: its zones are waited for once.
 
 use std::io;
 use std::sync::Arc;
@@ -29,6 +29,8 @@ use super::zone::{FooterPlace, Zone, ZoneState, zone_offset};
 
 /// Zones whose first and last blocks are read at once.
 const ZONES_AT_ONCE: u32 = 256;
+/// How long they have. A disk whose driver resets it pauses for the driver's timeout, of 30 s mostly, and for the reset.
+const BATCH_LIMIT: Duration = Duration::from_secs(2 * START_LIMIT.as_secs());
 /// How often a header is read that the disk does not give for another reason than damage, and the pause between.
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(50);
@@ -45,7 +47,7 @@ const HEADLESS: Zone = Zone { state: ZoneState::Headless, ..Zone::ABSENT };
 /// # Errors
 /// What the disk says of its length.
 pub(super) fn read_zones(disk: &dyn Disk, uuid: Uuid, count: u32, zone_blocks: u32) -> io::Result<Vec<Zone>> {
-    read_zones_within(disk, uuid, (count, zone_blocks), START_LIMIT)
+    read_zones_within(disk, uuid, (count, zone_blocks), BATCH_LIMIT)
 }
 
 fn read_zones_within(
