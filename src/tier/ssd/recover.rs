@@ -182,9 +182,12 @@ impl Shared {
                     // Its removals hide what stands in other zones, as far as they can still be read.
                     let limit = salvaged_until.saturating_duration_since(Instant::now()).min(SALVAGE_LIMIT);
                     let limit = if is_late { limit.min(self.patience()) } else { limit };
-                    let limit = if reads_nothing { Duration::ZERO } else { limit };
-                    let Salvaged { mut entries, is_whole } =
-                        self.removals_left_in(&device, zone.zone, limit);
+                    let salvaged = if reads_nothing {
+                        Salvaged::default()
+                    } else {
+                        self.removals_left_in(&device, zone.zone, limit)
+                    };
+                    let Salvaged { mut entries, is_whole } = salvaged;
                     entries.retain(|entry| match entry {
                         FooterEntry::Tombstones(_) => true,
                         FooterEntry::Object { facts, .. } => facts.length == ByteCount::ZERO,

@@ -282,8 +282,11 @@ fn a_disk_that_reads_nothing_while_the_index_is_built_is_found_whole_by_the_next
     let disk = written(&config);
     let tier = tier_on(std::slice::from_ref(&disk), &config);
     disk.fails_reads.store(true, Ordering::Relaxed);
+    let before = disk.reads.load(Ordering::Relaxed);
     let Indexed { summary, .. } = tier.index(&|_| false);
     assert_eq!((summary.lost_zones, tier.records()), (3, 0));
+    let reads = disk.reads.load(Ordering::Relaxed) - before;
+    assert!(reads <= 3 * 4, "{reads}: of each zone the footer and a scan, and two superblocks");
     disk.fails_reads.store(false, Ordering::Relaxed);
     runs_after(&tier);
     drop(tier);
