@@ -133,8 +133,13 @@ fn fits(command: Command, payload: &[u8], room: usize) -> bool {
     Header::of_request(command, payload).map_or(true, |header| {
         let in_area = Flags(header.flags.get()).has(Flags::IN_AREA);
         let results = if in_area { 0 } else { header.records().saturating_mul(result_bytes(command)) };
-        let grant = if command == Command::Register { size_of::<AreaGrant>() } else { 0 };
-        HEADER_BYTES.saturating_add(results).saturating_add(grant) <= room
+        let least = match command {
+            Command::Register => size_of::<AreaGrant>(),
+            // That none is told says that there are no more.
+            Command::Retired => size_of::<u64>(),
+            _ => 0,
+        };
+        HEADER_BYTES.saturating_add(results).saturating_add(least) <= room
     })
 }
 

@@ -440,6 +440,8 @@ fn a_client_with_room_for_few_numbers_is_told_of_all_segments_that_are_no_more()
     let mut met: Vec<u64> = (0..8).map(meet).collect();
     let are_gone = || met.iter().all(|&segment| !control.segment(segment).exists());
     assert!(wait::until(wait::HANG, are_gone));
+    let without_room = Encoder::new(Flags::NONE, 0, 0).finish();
+    assert_eq!(control.call(Command::Retired, without_room).err(), Some(Errno::EINVAL));
     let mut told = Vec::new();
     loop {
         let mut payload = Encoder::new(Flags::NONE, 0, 0).finish();
