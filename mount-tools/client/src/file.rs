@@ -56,8 +56,11 @@ impl Files {
     pub(crate) fn check_new(&self, key: &[u8]) -> Result<(), Error> {
         check(key)?;
         let is_short = |part: &[u8]| part.len() <= NAME_BYTES_MAX;
-        let path = self.path_of(key);
-        if path.as_os_str().len() < PATH_BYTES_MAX && key.split(|&byte| byte == b'/').all(is_short) {
+        // As long as `path_of` makes it, which is not made for that: each key of each put comes here.
+        let above = self.directory.as_os_str().as_bytes();
+        let between = usize::from(above.last().is_some_and(|&last| last != b'/'));
+        let is_path = above.len() + between + key.len() < PATH_BYTES_MAX;
+        if is_path && key.split(|&byte| byte == b'/').all(is_short) {
             return Ok(());
         }
         let shown = Path::new(OsStr::from_bytes(&key[..key.len().min(PATH_BYTES_MAX)]));
@@ -303,6 +306,19 @@ mod tests {
             let above = vec!["n".repeat(NAME_BYTES_MAX); 15].join("/");
             let key = format!("{above}/{}", "n".repeat(length - above.len() - 1));
             assert_eq!(files.check_new(key.as_bytes()).is_ok(), is_made, "{} bytes", key.len());
+        }
+    }
+
+    #[test]
+    fn a_key_may_be_as_long_as_its_path() {
+        for directory in ["", "/", "/mnt/kv", "/mnt/kv/", "kv"] {
+            let files = Files::below(PathBuf::from(directory));
+            let above = vec!["n".repeat(NAME_BYTES_MAX); 15].join("/");
+            for last in 200..NAME_BYTES_MAX {
+                let key = format!("{above}/{}", "n".repeat(last));
+                let fits = files.path_of(key.as_bytes()).as_os_str().len() < PATH_BYTES_MAX;
+                assert_eq!(files.check_new(key.as_bytes()).is_ok(), fits, "{last} bytes below {directory:?}");
+            }
         }
     }
 
