@@ -26,6 +26,10 @@ const FOUND: Duration = Duration::from_secs(2);
 /// finds may take longer: others are asked.
 const LOOKS_AGAIN: Duration = Duration::from_millis(100);
 
+/// How often a thread that finds nothing looks within one system call at most. Twice, and once more for each time that somebody
+/// else, who sees the file, looked it up meanwhile: what the kernel knows by that it has confirmed, too.
+const LOOKS_MAX: u8 = 8;
+
 /// How many callers are remembered that were sent to look a name up again.
 pub(super) const RESENT_MAX: NonZeroUsize = NonZeroUsize::new(1024).expect("1024 is not zero");
 
@@ -65,10 +69,15 @@ pub(super) struct Resent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Nothing {
     NotYet,
-    /// Found then, and the thread is to look once more at once.
-    Found(Duration),
+    /// Found then, for so many times, and the thread is to look once more at once.
+    Found {
+        at: Duration,
+        times: u8,
+    },
     /// It looks, or has looked, once more.
-    LooksAgain,
+    LooksAgain {
+        times: u8,
+    },
 }
 
 impl Resent {
@@ -82,8 +91,8 @@ impl Resent {
     fn is_over(&self, now: Duration) -> bool {
         match self.nothing {
             Nothing::NotYet => false,
-            Nothing::Found(at) => now.saturating_sub(at) > LOOKS_AGAIN,
-            Nothing::LooksAgain => self.found.is_some_and(|(_, at)| now.saturating_sub(at) > FOUND),
+            Nothing::Found { at, .. } => now.saturating_sub(at) > LOOKS_AGAIN,
+            Nothing::LooksAgain { .. } => self.found.is_some_and(|(_, at)| now.saturating_sub(at) > FOUND),
         }
     }
 
@@ -187,12 +196,17 @@ impl Datapath {
     }
 
     /// A thread found nothing under `name`, which it may have been sent to look up again. Told so, the kernel drops what it
-    /// knew of the name, and looks it up once more; then that open is over.
+    /// knew of the name, and looks it up once more, at once; when it does not, that open is over.
     pub(super) fn note_absent(&self, state: &mut State, caller: &Caller, name: &Name) {
         let sent = Sent::of(caller, Some(name));
         let Some(resent) = state.resent.peek_mut(&sent) else { return };
-        if resent.nothing == Nothing::NotYet && resent.name.as_ref() == Some(name) {
-            resent.nothing = Nothing::Found(self.clock.monotonic());
+        let times = match resent.nothing {
+            Nothing::NotYet => 0,
+            Nothing::LooksAgain { times } => times,
+            Nothing::Found { .. } => LOOKS_MAX, // too late
+        };
+        if times < LOOKS_MAX && resent.name.as_ref() == Some(name) {
+            resent.nothing = Nothing::Found { at: self.clock.monotonic(), times: times + 1 };
             resent.found = None;
         } else {
             state.resent.pop(&sent);
@@ -204,8 +218,8 @@ impl Datapath {
         let now = self.clock.monotonic();
         let Some(resent) = state.resent.peek_mut(&Sent::of(caller, Some(name))) else { return false };
         let is_same = resent.name.as_ref() == Some(name) && !resent.is_over(now);
-        if is_same && matches!(resent.nothing, Nothing::Found(_)) {
-            resent.nothing = Nothing::LooksAgain;
+        if is_same && let Nothing::Found { times, .. } = resent.nothing {
+            resent.nothing = Nothing::LooksAgain { times };
         }
         true
     }

@@ -161,6 +161,45 @@ fn a_reader_that_was_sent_and_looks_twice_is_told_of_a_miss_and_of_no_error() {
     assert!(matches!(later, Err(Error::Stale)), "{later:?}");
 }
 
+/// What the kernel finds by itself then, as somebody else who sees the file has looked it up meanwhile, it has confirmed, too.
+#[test]
+fn a_reader_that_was_sent_and_looks_three_times_is_told_of_a_miss_and_of_no_error() {
+    let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
+    let read = OpenOptions { read: true, ..OpenOptions::default() };
+    let vanish = |logic: &mut Logic, seed| {
+        publish(logic, 0, seed);
+        let ino = logic.resolve(1, "k").expect("it is there");
+        logic.unlink(0, "k").expect("unlink");
+        logic.datapath().open(&caller(1), ino, read).map(|opened| opened.ino)
+    };
+    let sent = vanish(&mut logic, 1);
+    assert!(matches!(sent, Err(Error::Stale)), "{sent:?}");
+    assert_eq!(logic.resolve(1, "k"), Err(Errno::ENOENT));
+    assert_eq!(logic.resolve(1, "k"), Err(Errno::ENOENT));
+    let again = vanish(&mut logic, 2);
+    assert!(matches!(again, Err(Error::NoObject)), "{again:?}");
+}
+
+/// It is sent only once within one open(2): a version that waits for it a second time stays hidden for nobody.
+#[test]
+fn a_writer_that_was_sent_and_looks_three_times_joins_the_other_writer() {
+    let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
+    let write = OpenOptions { truncate: false, ..REWRITE };
+    publish(&mut logic, 0, 1);
+    let ino = logic.resolve(1, "k").expect("it is there");
+    let first = logic.open(0, "k", WRITE).expect("it is rewritten where it is");
+    let sent = logic.datapath().open(&caller(1), ino, write);
+    assert!(matches!(sent, Err(Error::Stale)), "{sent:?}");
+    for _ in 0..3 {
+        assert_eq!(logic.resolve(1, "k"), Err(Errno::ENOENT));
+    }
+    let (_, joined) = logic.datapath().create(&caller(1), Ino::ROOT, b"k", 0o644, write).expect("it joins");
+    logic.datapath().flush(&caller(1), joined.handle).expect("flush");
+    logic.datapath().release(joined.handle);
+    logic.close(0, first);
+    assert_eq!(logic.stat(2, "k").expect("all have closed it").size, 50_000);
+}
+
 /// What others are asked takes its time: the second look-up of that open(2), here one that waits for a writer's close.
 #[test]
 fn a_reader_whose_second_look_takes_long_is_told_of_a_miss_and_of_no_error() {
