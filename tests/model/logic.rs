@@ -39,6 +39,7 @@ mod resent;
 mod restarted;
 mod soft;
 mod ssd;
+mod ssd_records;
 
 /// Thread ids above any that Linux gives out: each stands for a process of its own.
 const FIRST_THREAD: u32 = 4_200_001;
