@@ -10,6 +10,7 @@ use tidefs_engine::types::{DirectoryId, Version};
 
 use super::burial::Doomed;
 use super::naming::Naming;
+use super::regroup::Changes;
 use super::ssd::{SsdOwner, directory_key, is_directory_key};
 use super::{Datapath, Error, Marks, Phase, Place, State};
 use crate::namespace::{Name, Slot, permissions};
@@ -123,7 +124,12 @@ impl Datapath {
         if let Some((root, _)) = root.filter(|(record, _)| record.policy != PolicyRecord::default())
             && !is_in_memory()
         {
+            let changes = Changes::between(&PolicyRecord::default(), &root.policy);
             state.folders.set_policy(Slot::ROOT, root.policy.clone());
+            if changes.is_any() {
+                // What memory kept since it was lost has its rank and its time without that policy.
+                state.regroup_at_once(Slot::ROOT, changes);
+            }
         }
     }
 }

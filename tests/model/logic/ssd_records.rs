@@ -1,8 +1,10 @@
 //! What a disk keeps beside the bytes of objects: directories, policies, and the records that a start goes by.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::errno::Errno;
 use tidefs::datapath::AttributeChange;
 use tidefs::namespace::Ino;
 use tidefs::tier::memory::{DirectoryRecord, ObjectRecord, PolicyRecord};
@@ -10,6 +12,7 @@ use tidefs::tier::ssd::{DroppedFor, Owner, Put, Source};
 use tidefs_engine::types::{ByteCount, DirectoryId, Version};
 
 use super::Logic;
+use crate::common::pattern::bytes;
 use crate::setup::Setup;
 use crate::system::{System, WATCHER};
 
@@ -87,6 +90,28 @@ fn a_policy_of_the_mount_itself_is_found_on_disk_by_a_host_that_lost_its_memory(
     assert!(is_flushed(&logic));
     logic.lose_memory();
     assert_eq!(policy(&logic), unset);
+}
+
+/// Its record is on disk alone from the loss on, and a start after it finds objects in memory before it reads the disk.
+#[test]
+fn a_policy_of_the_mount_itself_that_a_disk_alone_has_holds_for_what_memory_kept_over_a_restart() {
+    for (name, value) in [("user.tidefs.ttl", "1h"), ("user.tidefs.pin", "hard")] {
+        let mut logic = Logic::new(Setup { has_ssd: true, ..super::meanwhile::SETUP });
+        logic.datapath().set_attribute(Ino::ROOT, name.as_bytes(), value.as_bytes(), None).expect("a policy");
+        assert!(logic.datapath().ssd().expect("a disk").flush(Duration::from_secs(30)));
+        logic.lose_memory();
+        let token = logic.open(WATCHER, "k", super::resent::CREATE).expect("create");
+        logic.write(WATCHER, token, 0, &bytes(1, 50_000)).expect("write");
+        logic.close(WATCHER, token);
+        logic.restart();
+        if value == "hard" {
+            let evicted = logic.datapath().evict_coldest(ByteCount::mib(1), |_| ControlFlow::Continue(()));
+            assert_eq!(evicted.objects, 0, "it is pinned");
+        } else {
+            logic.advance(Duration::from_secs(3601), true);
+            assert_eq!(logic.stat(WATCHER, "k").err(), Some(Errno::ENOENT), "its time is over");
+        }
+    }
 }
 
 fn record(name: &str, version: u64, size: u64) -> ObjectRecord {
