@@ -250,11 +250,11 @@ impl Datapath {
         ino: Ino,
         wanted_max: Option<ByteCount>,
     ) -> Result<(), Error> {
-        let (parent, size, counted, version, place) = {
+        let (parent, size, (counted, is_beside_begun), version, place) = {
             let state = self.lock();
             let slot = state.slot_of(ino)?;
             let object = state.object(slot).ok_or(Error::IsDirectory)?;
-            let counted = state.counted(slot);
+            let counted = (state.discount_left(slot), state.is_beside_begun(slot));
             // As it is now: a writer may have gone on after the rename that sealed it.
             let size = self.stat_of(&state, slot).size;
             (state.tree.node(slot).parent, size, counted, object.version, object.place.clone())
@@ -270,6 +270,10 @@ impl Datapath {
             copied.and_then(|()| self.enter_version(caller, ino, (id, file), kept, (version, &place)));
         if !matches!(is_entered, Ok(true)) {
             self.free_place(Place::Solo(id));
+        }
+        if is_beside_begun {
+            // What was begun counts whole from now on. What cannot go stays.
+            let _ = self.make_room_in_quota(ByteCount::ZERO, parent);
         }
         is_entered.map(drop)
     }

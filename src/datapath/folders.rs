@@ -395,9 +395,9 @@ impl State {
         self.object(slot).filter(is_counted).map_or(ByteCount::ZERO, |object| footprint(object.size))
     }
 
-    /// The same of what stands under a name, whose place a new object takes.
+    /// The same of what stands under a name, whose place a new object takes, as far as no begun file has it already.
     pub(super) fn counted_under(&self, parent: Slot, name: &Name) -> ByteCount {
-        self.tree.child(parent, name.as_bytes()).map_or(ByteCount::ZERO, |slot| self.counted(slot))
+        self.tree.child(parent, name.as_bytes()).map_or(ByteCount::ZERO, |slot| self.discount_left(slot))
     }
 
     /// Whether `directory` or one above it has a quota.

@@ -17,7 +17,7 @@ use super::blank::Blank;
 use super::elsewhere::{Arriving, Away};
 use super::history::Ending;
 use super::room::footprint;
-use super::ssd::{MayLend, object_key};
+use super::ssd::{Leaving, MayLend, object_key};
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::cluster::{Arrival, Fetch, Fetched, Whole};
 use crate::namespace::{Ino, Name, Slot};
@@ -202,20 +202,26 @@ impl Datapath {
 
     /// What is brought back at once may pass a quota that had room for each of it: others leave for the object of `ino`.
     pub(super) fn settle_quota(&self, ino: Ino) {
-        loop {
-            let leaving = {
-                let mut state = self.lock();
-                let Some(slot) = state.tree.by_ino(ino) else { return };
-                let directory = state.tree.node(slot).parent;
-                let Some(over) = state.quota_in_the_way(directory, ByteCount::ZERO, None) else { return };
-                state.hold(slot);
-                let victim = state.victim_below(over.limited, directory);
-                state.update_hold(slot);
-                let Some(victim) = victim else { return };
-                self.let_leave(&mut state, victim, Ending::EvictedForQuota, MayLend::IfRoom)
-            };
+        let mut passed_over = Vec::new();
+        while let Some(leaving) = self.leaves_for(ino, &mut passed_over) {
             self.see_off(leaving, None);
         }
+        if !passed_over.is_empty() {
+            let mut state = self.lock();
+            passed_over.into_iter().for_each(|slot| state.update_hold(slot));
+        }
+    }
+
+    /// What leaves next where a quota has no room for the object of `ino`. `passed_over`: as of [`State::victim_in_quota`].
+    fn leaves_for(&self, ino: Ino, passed_over: &mut Vec<Slot>) -> Option<Leaving> {
+        let mut state = self.lock();
+        let slot = state.tree.by_ino(ino)?;
+        let directory = state.tree.node(slot).parent;
+        let over = state.quota_in_the_way(directory, ByteCount::ZERO, None)?;
+        state.hold(slot);
+        let victim = state.victim_in_quota(over.limited, directory, passed_over);
+        state.update_hold(slot);
+        Some(self.let_leave(&mut state, victim?, Ending::EvictedForQuota, MayLend::IfRoom))
     }
 
     /// Waits a little while room is short and on its way: what would be evicted at once is not on a disk yet, and lost.

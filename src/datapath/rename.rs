@@ -35,7 +35,7 @@ impl Datapath {
     ) -> Result<(), Error> {
         let name = Name::new(name)?;
         let new_name = Name::new(new_name)?;
-        let (slot, size, is_passthrough, replaced) = {
+        let (slot, size, is_passthrough, replaced, left_to_begun) = {
             let mut state = self.lock();
             let parent = state.slot_of(parent)?;
             let new_parent = state.living_directory(new_parent)?;
@@ -56,7 +56,9 @@ impl Datapath {
             replaced.into_iter().for_each(|replaced| state.hold(replaced));
             let open = state.object(slot).and_then(|object| object.open.as_ref());
             let is_passthrough = open.is_some_and(|open| open.passthrough > 0);
-            (slot, self.stat_of(&state, slot).size, is_passthrough, replaced)
+            // What was begun for its old name counts whole there, when it has another one.
+            let left_to_begun = state.is_beside_begun(slot).then(|| state.tree.node(slot).parent);
+            (slot, self.stat_of(&state, slot).size, is_passthrough, replaced, left_to_begun)
         };
         let update_holds = || {
             let mut state = self.lock();
@@ -81,6 +83,10 @@ impl Datapath {
                 &mut afterwards,
             )
         });
+        if let Some(directory) = left_to_begun.filter(|_| outcome.is_ok()) {
+            // What cannot go stays.
+            let _ = self.make_room_in_quota(ByteCount::ZERO, directory);
+        }
         update_holds();
         self.carry_out(afterwards);
         outcome

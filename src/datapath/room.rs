@@ -197,15 +197,22 @@ impl Datapath {
         mut in_the_way: impl FnMut(&mut State) -> Option<QuotaInTheWay>,
     ) -> Result<(), Error> {
         let started = self.clock.monotonic();
+        let mut passed_over = Vec::new();
         loop {
             let leaving = {
                 let mut state = self.lock();
-                let Some(in_the_way) = in_the_way(&mut state) else { return Ok(()) };
+                let Some(in_the_way) = in_the_way(&mut state) else {
+                    passed_over.into_iter().for_each(|slot| state.update_hold(slot));
+                    return Ok(());
+                };
                 let QuotaInTheWay { growing, limited, quota } = in_the_way;
-                let victim = (whole <= quota).then(|| state.victim_below(limited, growing)).flatten();
+                let may_leave = whole <= quota;
+                let victim =
+                    may_leave.then(|| state.victim_in_quota(limited, growing, &mut passed_over)).flatten();
                 let Some(victim) = victim else {
+                    passed_over.drain(..).for_each(|slot| state.update_hold(slot));
                     let is_late = self.clock.monotonic().saturating_sub(started) > self.settings.deadline;
-                    if whole <= quota && state.walks > 0 && !is_late {
+                    if may_leave && state.walks > 0 && !is_late {
                         drop(state);
                         self.wait_for_walk();
                         continue;

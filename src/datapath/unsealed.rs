@@ -22,6 +22,7 @@ use hashbrown::HashMap;
 use tidefs_engine::types::ByteCount;
 
 use super::folders::Folder;
+use super::object::OpenState;
 use super::room::footprint;
 use super::{Datapath, Error, IoPath, Phase, State};
 use crate::namespace::{Name, Slot};
@@ -46,6 +47,11 @@ pub(super) struct Charge {
     pub(super) guessed: ByteCount,
     /// The object beside which it counts, of a file that is begun.
     over: Option<Slot>,
+}
+
+/// What an unfinished file counts by itself.
+fn whole(open: &OpenState) -> ByteCount {
+    footprint(open.reserved.max(open.reserved_behind_hole).max(open.claimed))
 }
 
 impl State {
@@ -81,6 +87,25 @@ impl State {
     /// Bytes of it.
     pub(super) fn counted_for_begun(&self, directory: Slot, name: &Name) -> ByteCount {
         self.to_be_replaced(directory, name).map_or(ByteCount::ZERO, |old| self.counted(old))
+    }
+
+    /// Whether a begun file counts beside the object in `slot`, and whole when that is no more.
+    pub(super) fn is_beside_begun(&self, slot: Slot) -> bool {
+        self.charges.begun_over.contains_key(&slot)
+    }
+
+    /// Bytes of the object in `slot` that what takes its place next counts less: none where a begun file does so already, which
+    /// counts whole then.
+    pub(super) fn discount_left(&self, slot: Slot) -> ByteCount {
+        if self.is_beside_begun(slot) { ByteCount::ZERO } else { self.counted(slot) }
+    }
+
+    /// Whether the quotas above the object in `slot` have more room without it. As much as it counts, a begun file beside it may
+    /// count more then.
+    pub(super) fn makes_room(&self, slot: Slot) -> bool {
+        let begun = self.charges.begun_over.get(&slot).copied();
+        let begun = begun.and_then(|begun| self.object(begun)?.open.as_deref());
+        begun.is_none_or(|open| whole(open) < self.counted(slot))
     }
 
     /// What is in `slot` leaves memory or its name, or is written over: no begun file counts beside it any more, nor does it
@@ -143,7 +168,7 @@ impl State {
             None if !node.is_detached() => node.parent,
             None => self.charges.of.get(&slot)?.directory,
         };
-        let whole = footprint(open.reserved.max(open.reserved_behind_hole).max(open.claimed));
+        let whole = whole(open);
         let guessed = open.guessed.saturating_sub(footprint(open.claimed));
         let over = self.charges.of.get(&slot).and_then(|charge| charge.over);
         Some(Charge { directory, bytes: whole.saturating_sub(self.counted_beside(slot)), guessed, over })
@@ -330,3 +355,6 @@ impl Datapath {
         );
     }
 }
+
+#[cfg(test)]
+mod tests;

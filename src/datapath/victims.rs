@@ -130,7 +130,7 @@ impl State {
     }
 
     /// The object that leaves next below `top`, which has a domain of its own, for what grows in `growing`.
-    pub(super) fn victim_below(&mut self, top: Slot, growing: Slot) -> Option<Slot> {
+    fn victim_below(&mut self, top: Slot, growing: Slot) -> Option<Slot> {
         let is_below = |id: &DomainId| {
             self.tree.ancestors(self.domains.get(*id).directory).any(|ancestor| ancestor == top)
         };
@@ -143,6 +143,24 @@ impl State {
         ids.sort_unstable_by_key(|&id| std::cmp::Reverse(self.domains.get(id).bytes));
         let first = ids.iter().find_map(|&id| self.victim_for(id, growing));
         first.or_else(|| self.victim_behind_a_larger_one(&ids, growing))
+    }
+
+    /// The same of what makes room in the quota of `top` by leaving. What comes before it and makes none is held from now on, and
+    /// is in `passed_over` for [`State::update_hold`]: under pressure of memory it leaves like any other.
+    pub(super) fn victim_in_quota(
+        &mut self,
+        top: Slot,
+        growing: Slot,
+        passed_over: &mut Vec<Slot>,
+    ) -> Option<Slot> {
+        loop {
+            let victim = self.victim_below(top, growing)?;
+            if self.makes_room(victim) {
+                return Some(victim);
+            }
+            self.hold(victim);
+            passed_over.push(victim);
+        }
     }
 
     pub(super) fn count_eviction(&mut self, victim: Slot) {
