@@ -219,7 +219,8 @@ impl Datapath {
             let (parent, name) = state.final_place(slot);
             let parks = object.version.0 == 0 && self.is_temporary(&name);
             let is_nowhere = open.supersedes.is_none() && state.tree.node(slot).is_detached();
-            if open.refused.is_some() || parks || is_nowhere {
+            // What was overtaken meanwhile is no object when it is released.
+            if open.refused.is_some() || open.is_overtaken || parks || is_nowhere {
                 return None;
             }
             let stat = self.stat_of(&state, slot);

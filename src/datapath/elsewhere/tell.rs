@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tidefs_engine::types::ByteCount;
 use tokio::time::timeout_at;
 
-use super::super::{Datapath, Phase, State};
+use super::super::{Datapath, Object, Phase, State};
 use super::news::{Appeared, News, Removed};
 use super::{ClusterSide, stamp_of};
 use crate::cluster::shards::KeyId;
@@ -224,10 +224,12 @@ impl State {
         }
     }
 
-    /// Whether the file `ino` is being written, and will stand at `path`.
+    /// Whether the file `ino` is being written, and will stand at `path`: not what another one there has overtaken.
     fn is_written_for(&self, ino: Ino, path: &[u8]) -> bool {
         let Some(slot) = self.tree.by_ino(ino) else { return false };
-        let is_written = self.object(slot).is_some_and(|object| object.phase == Phase::Writing);
+        let is_overtaken = |object: &Object| object.open.as_ref().is_some_and(|open| open.is_overtaken);
+        let is_written =
+            self.object(slot).is_some_and(|object| object.phase == Phase::Writing && !is_overtaken(object));
         is_written && self.final_path(slot).as_deref() == Some(path)
     }
 

@@ -313,6 +313,24 @@ fn what_is_closed_over_a_later_version_is_told_once_more() {
 }
 
 #[test]
+fn a_close_that_is_told_late_says_nothing_of_a_file_that_was_overtaken() {
+    let mut member = Member::with_one_told();
+    let (writer, promise) = member.write(1, TRUNCATE);
+    let second = member.publish(2);
+    member.tell(second);
+    // What is told at its turn, and what is to be told from now on.
+    member.tell(promise);
+    let (handle, _) = member.logic.handle(writer);
+    assert!(member.datapath().news_of_close(&caller(1), handle).is_empty());
+    assert_eq!(member.told(), (2, 0));
+    // Its RELEASE comes, without another close.
+    member.logic.handles.remove(&writer);
+    member.datapath().release(handle);
+    assert!(member.is_there());
+    assert_eq!(member.told(), (2, 0));
+}
+
+#[test]
 fn a_close_that_is_told_late_says_nothing_of_a_file_that_was_replaced() {
     let mut member = Member::new();
     let (writer, promise) = member.write(1, CREATE);
