@@ -5,6 +5,7 @@
 use tidefs_engine::types::DirectoryId;
 
 use super::expiry::Ended;
+use super::object::OpenState;
 use super::{Caller, Datapath, Error, Marks, Object, Phase, Stat, State, key_hash};
 use crate::namespace::{Ino, Name, ProcessId, Slot};
 
@@ -104,7 +105,7 @@ impl State {
         let Some(object) = self.object(slot) else { return Visible::Yes(slot) };
         let next = object.next_version();
         let phase = object.phase;
-        let is_closing = object.open.as_ref().is_some_and(|open| open.closing);
+        let is_closing = object.open.as_deref().is_some_and(OpenState::is_about_to_close);
         if phase == Phase::Writing && !self.is_shown_while_written(slot) {
             let process = self.process(caller, now);
             let Some(object) = self.object(slot) else { return Visible::No };
@@ -129,7 +130,7 @@ impl State {
                 if version.is_written_by(process) {
                     return Visible::Yes(next);
                 }
-                if version.open.as_ref().is_some_and(|open| open.closing) {
+                if version.open.as_deref().is_some_and(OpenState::is_about_to_close) {
                     let seen = if version.was_closed_by(process) { next } else { slot };
                     return Visible::Closing(Some(seen));
                 }

@@ -250,6 +250,12 @@ impl OpenState {
         self.writers > 0 && self.flushed == self.writers && self.expected.is_empty()
     }
 
+    /// Whether a RELEASE is on the way that makes an object of it: not of what was overtaken, of which nothing comes.
+    #[must_use]
+    pub fn is_about_to_close(&self) -> bool {
+        self.closing && !self.is_overtaken
+    }
+
     /// A handle of `process` does not write any more: one of its descriptors was closed.
     pub fn ends_writing(&mut self, process: ProcessId) {
         if let Some(writer) = self.writer_processes.iter_mut().find(|writer| writer.id == process) {
@@ -339,10 +345,11 @@ impl Object {
     }
 
     /// Whether `process` sees the file while it is hidden: who writes it does, and who alone has written it. Where there were
-    /// others, one of them may come again and cut it under who reads it.
+    /// others, one of them may come again and cut it under who reads it; and what was overtaken is what stood there before.
     #[must_use]
     pub fn is_seen_by(&self, process: ProcessId) -> bool {
-        let is_alone = self.open.as_ref().is_some_and(|open| open.writer_processes.len() == 1);
+        let is_its_own = |open: &OpenState| open.writer_processes.len() == 1 && !open.is_overtaken;
+        let is_alone = self.open.as_deref().is_some_and(is_its_own);
         self.is_written_by(process) || (is_alone && self.was_closed_by(process))
     }
 
@@ -351,7 +358,9 @@ impl Object {
     #[must_use]
     pub fn is_about_to_show(&self, announced_ms: RangeInclusive<u64>) -> bool {
         let is_closed = |open: &OpenState| {
-            open.closing && open.is_closed_by_all() && announced_ms.contains(&open.announced_at_ms)
+            open.is_about_to_close()
+                && open.is_closed_by_all()
+                && announced_ms.contains(&open.announced_at_ms)
         };
         self.phase == Phase::Writing && self.open.as_deref().is_some_and(is_closed)
     }

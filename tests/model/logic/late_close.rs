@@ -1,9 +1,11 @@
 //! A RELEASE that comes long after the close(2) which it ends: the kernel sends it when it likes.
 
+use tidefs::datapath::{Lookup, Patience};
+use tidefs::namespace::Ino;
 use tidefs_engine::types::ByteCount;
 
-use super::Logic;
 use super::resent::CREATE;
+use super::{Logic, caller};
 use crate::common::pattern::bytes;
 use crate::setup::Setup;
 use crate::system::{Open, System, Token, WATCHER};
@@ -51,6 +53,25 @@ fn assert_stands(logic: &mut Logic, seed: u64) {
 fn what_was_closed_before_another_version_was_published_does_not_take_its_place_when_its_release_is_late() {
     let (mut logic, token) = closed_before_its_release();
     publish(&mut logic, 3);
+    release(&mut logic, token);
+    assert_stands(&mut logic, 3);
+}
+
+/// A rename whose names nobody looks up before, which would end the wait for a close.
+#[test]
+fn what_was_closed_before_another_version_was_published_is_waited_for_and_seen_by_nobody() {
+    let (mut logic, token) = closed_before_its_release();
+    let published = logic.open(PUBLISHER, "k.tmp", CREATE).expect("create");
+    logic.write(PUBLISHER, published, 0, &bytes(3, LENGTH)).expect("there is room");
+    logic.close(PUBLISHER, published);
+    let (from, to) = ((Ino::ROOT, &b"k.tmp"[..]), (Ino::ROOT, &b"k"[..]));
+    logic.datapath().rename(&caller(PUBLISHER), from, to, false).expect("the rename");
+    let found = logic.datapath().lookup(&caller(WATCHER), Ino::ROOT, b"k", Patience::Writers);
+    let Ok(Lookup::Found { stat, .. }) = found else { panic!("{found:?}") };
+    logic.datapath().forget(stat.ino, 1);
+    let seen = logic.open(WRITER, "k", Open { read: true, ..Open::default() }).expect("it is there");
+    assert!(logic.read(WRITER, seen, 0, 2 * LENGTH).expect("read") == bytes(3, LENGTH), "what it wrote");
+    logic.close(WRITER, seen);
     release(&mut logic, token);
     assert_stands(&mut logic, 3);
 }

@@ -47,6 +47,7 @@ impl Model {
         }
         if is_writer {
             entry.writers += 1;
+            entry.overtaken = false;
         } else {
             entry.readers += 1;
         }
@@ -89,7 +90,7 @@ impl Model {
         (copy.readers, copy.writers, copy.expires_ns) = (0, 0, None);
         copy.who.clear();
         (copy.has_holes, copy.was_sealed, copy.refused, copy.flushed) = (false, false, false, None);
-        copy.shown = false;
+        (copy.shown, copy.overtaken) = (false, false);
         if truncate {
             copy.bytes.clear();
             copy.mtime = Mtime::After(self.now_real_ns);
@@ -153,6 +154,14 @@ impl Model {
             (Change::Allocate { .. }, _) => {}
             _ => file.written(now),
         }
+    }
+
+    /// Another file gets the name of the hidden file `id`, which goes on over that one.
+    pub(super) fn overtake(&mut self, id: FileId) {
+        let mut writers =
+            self.handles.iter().filter(|handle| handle.file == id && handle.is_writer).peekable();
+        let is_closed = writers.peek().is_some() && writers.all(|handle| handle.was_flushed);
+        self.file_mut(id).overtaken = is_closed;
     }
 
     pub(super) fn place_of(&self, file: FileId) -> Option<(DirectoryId, String)> {
@@ -257,6 +266,7 @@ impl Model {
         let is_last = handle.is_writer && writers.all(|other| other.was_flushed);
         let is_temporary = self.place_of(handle.file).is_none_or(|(_, name)| is_temporary(&name));
         let file = self.file_mut(handle.file);
+        file.overtaken &= !is_last;
         if is_last && file.phase == Phase::Writing && !is_temporary && !file.scratch {
             file.flushed = Some((file.mode, file.policy));
         }

@@ -102,6 +102,9 @@ pub(crate) struct File {
     /// Its mode and policy when each of its writers had closed a duplicate: a daemon that dies then may keep the file so, since
     /// it cannot know better.
     pub(crate) flushed: Option<(u32, Policy)>,
+    /// Whether each of its writers had closed it when another file got its name: it is what stood there before, until one of them
+    /// closes once more.
+    pub(crate) overtaken: bool,
 }
 
 impl File {
@@ -124,6 +127,7 @@ impl File {
             has_holes: false,
             refused: false,
             flushed: None,
+            overtaken: false,
         }
     }
 
@@ -300,14 +304,15 @@ impl Model {
         slot.next.filter(sees).or(slot.current)
     }
 
-    /// Whether `who` sees a hidden file: who writes it does, and who alone has written it.
+    /// Whether `who` sees a hidden file: who writes it does, and who alone has written it, unless it was overtaken.
     fn is_seen_by(&self, who: usize, file: FileId) -> bool {
         let mut writing = self
             .handles
             .iter()
             .filter(|handle| handle.file == file && handle.is_writer && !handle.was_flushed);
         let is_whole = writing.clone().next().is_none();
-        let is_alone = self.file(file).who.len() == 1 && self.file(file).who.contains(&who);
+        let File { who: all, overtaken, .. } = self.file(file);
+        let is_alone = all.len() == 1 && all.contains(&who) && !overtaken;
         writing.any(|handle| handle.who == who) || (is_whole && is_alone)
     }
 

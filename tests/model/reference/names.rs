@@ -33,6 +33,7 @@ impl Model {
         let is_object = self.file(file).phase == Phase::Sealed;
         let moved = self.file_mut(file);
         moved.shown |= is_temporary(to.1) && !moved.was_sealed;
+        moved.overtaken = false;
         self.set_slot(from.0, from.1, Slot::default());
         self.bury(target.current);
         if was_current {
@@ -43,6 +44,9 @@ impl Model {
                 self.bury(target.next);
             }
             self.set_slot(to.0, to.1, Slot { current: Some(file), next });
+            if let (None, Some(heir)) = (source.next, heir) {
+                self.overtake(heir);
+            }
             if is_object {
                 // An object that was in use when its time had come goes a second later, whatever its name is by then.
                 if self.ttl(to.0, file) != ttl_before {
@@ -61,8 +65,9 @@ impl Model {
             return Ok(());
         }
         let heir = target.next.filter(|_| target.current.is_some());
-        if heir.is_none() {
-            self.bury(target.next);
+        match heir {
+            Some(heir) => self.overtake(heir),
+            None => self.bury(target.next),
         }
         self.set_slot(to.0, to.1, Slot { current: Some(file), next: heir });
         self.seal(to.0, file);

@@ -189,7 +189,9 @@ impl<S: System> Run<S> {
                 && self.model.file(joined).phase != Phase::Sealed
             {
                 // It had joined the writers before it was refused.
-                self.model.file_mut(joined).who.insert(who);
+                let joined = self.model.file_mut(joined);
+                joined.who.insert(who);
+                joined.overtaken = false;
             }
             return;
         }
