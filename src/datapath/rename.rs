@@ -301,6 +301,10 @@ impl Datapath {
         self.displace(state, parent, &name, slot, false, afterwards);
         self.retire_all(&mut afterwards.doomed[doomed_before..]);
         self.forget_announced_close(state, slot);
+        if let Some(open) = state.object_mut(slot).and_then(|object| object.open.as_deref_mut()) {
+            // Nothing came before it under this name.
+            open.is_overtaken = false;
+        }
         if let Some(object) = state.object_mut(slot)
             && object.version == Version::default()
             && self.is_temporary(&name)

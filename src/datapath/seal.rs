@@ -257,6 +257,7 @@ impl Datapath {
             let open = object.open_mut();
             open.next_version = heir;
             open.withdrawn = None;
+            open.is_overtaken = false;
             // A close that was announced before the rename is on its way still.
             open.closing &= open.writers > 0;
         }

@@ -17,10 +17,15 @@ const PUBLISHER: usize = 1;
 
 /// Publishes a version of `k` by a rename.
 fn publish(logic: &mut Logic, seed: u64) {
+    publish_as(logic, "k", seed);
+}
+
+/// The same of another name.
+fn publish_as(logic: &mut Logic, name: &str, seed: u64) {
     let token = logic.open(PUBLISHER, "k.tmp", CREATE).expect("create");
     logic.write(PUBLISHER, token, 0, &bytes(seed, LENGTH)).expect("there is room");
     logic.close(PUBLISHER, token);
-    logic.rename(PUBLISHER, "k.tmp", "k", false).expect("the rename");
+    logic.rename(PUBLISHER, "k.tmp", name, false).expect("the rename");
 }
 
 /// A cache with a version of `k`, over which another one was written and closed but for its RELEASE.
@@ -74,6 +79,22 @@ fn what_was_closed_before_another_version_was_published_is_waited_for_and_seen_b
     logic.close(WRITER, seen);
     release(&mut logic, token);
     assert_stands(&mut logic, 3);
+}
+
+/// A lock file is shown while it is written, so whoever renames its name moves what is written there.
+#[test]
+fn what_was_overtaken_and_gets_another_name_is_kept_under_that() {
+    let mut logic = Logic::new(Setup::of(ByteCount::mib(2)));
+    publish_as(&mut logic, "k.lock", 1);
+    let rewrite = Open { write: true, create: true, truncate: true, ..Open::default() };
+    let token = logic.open(WRITER, "k.lock", rewrite).expect("open");
+    logic.write(WRITER, token, 0, &bytes(2, LENGTH)).expect("there is room");
+    logic.flush(WRITER, token);
+    publish_as(&mut logic, "k.lock", 3);
+    logic.rename(WRITER, "k.lock", "other.tmp", false).expect("the rename");
+    release(&mut logic, token);
+    logic.rename(WRITER, "other.tmp", "k", false).expect("it is there");
+    assert_stands(&mut logic, 2);
 }
 
 /// Of a file with several descriptors the first close is announced like the last.
