@@ -178,8 +178,16 @@ impl Datapath {
             let has_slack =
                 self.tier.usage()?.free >= ahead && ahead.get() < self.settings.capacity.get() / 16;
             let wanted = reserved.saturating_add(if has_slack { ahead } else { missing });
-            let claimed = self.claim(slot, reserved.saturating_add(missing), wanted)?;
-            let outcome = self.reserve(file, reserved, claimed.saturating_sub(reserved), directory);
+            let exact = reserved.saturating_add(missing);
+            let mut claimed = self.claim(slot, exact, wanted)?;
+            let reserve =
+                |end: ByteCount| self.reserve(file, reserved, end.saturating_sub(reserved), directory);
+            let mut outcome = reserve(claimed);
+            if claimed > exact && matches!(outcome, Err(Error::TooLong)) {
+                // The write fits the limit on the length of files, and what is ahead of it does not.
+                claimed = exact;
+                outcome = reserve(exact);
+            }
             let mut state = self.lock();
             let open = state.object_mut(slot).map(Object::open_mut);
             if let Some(open) = open.filter(|open| outcome.is_ok() && open.cuts == known.cuts) {

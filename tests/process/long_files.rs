@@ -16,6 +16,7 @@ use super::common::{Mode, Mount};
 in_both_modes!(
     a_limit_on_the_length_of_files_that_a_daemon_was_started_with_is_lifted,
     what_passes_the_limit_on_the_length_of_files_is_refused_and_ends_no_daemon,
+    what_is_as_long_as_the_limit_on_the_length_of_files_is_written_piece_by_piece,
 );
 
 /// The limit: what a daemon writes at its start, and its log, are shorter.
@@ -68,4 +69,22 @@ fn what_passes_the_limit_on_the_length_of_files_is_refused_and_ends_no_daemon(mo
     limit_file_size(mount.pid(), limit);
     assert_same(&fs::read(place.join("before")).expect("it is served"), &object(1, 50_000), "the object");
     File::create(place.join("key")).and_then(|file| file.set_len(LONG)).expect("it may be as long now");
+}
+
+/// The daemon allocates ahead of the pieces, further than the limit.
+fn what_is_as_long_as_the_limit_on_the_length_of_files_is_written_piece_by_piece(mode: Mode) {
+    let mount = Mount::start(&mode.options(&[]));
+    if mount.is_bare() {
+        return;
+    }
+    let path = mount.namespace("ns").join("key");
+    let limit = limit_file_size(mount.pid(), LIMIT);
+    let whole = object(1, usize::try_from(LIMIT).expect("a length"));
+    let mut file = File::create(&path).expect("create");
+    for piece in whole.chunks(384 << 10) {
+        file.write_all(piece).expect("it is no longer than a file may be");
+    }
+    drop(file);
+    assert_same(&fs::read(&path).expect("it is an object"), &whole, "the object");
+    limit_file_size(mount.pid(), limit);
 }
