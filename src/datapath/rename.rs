@@ -120,7 +120,10 @@ impl Datapath {
             }
             let is_sealed = object.is_some_and(|object| object.phase == Phase::Sealed);
             let charged_in = state.charges.of.get(&slot).map(|charge| charge.directory);
-            let counted_in = if is_sealed { Some(state.tree.node(slot).parent) } else { charged_in };
+            // One that is on its way out of memory counts again from its rename on.
+            let is_leaving = object.is_some_and(|object| object.marks.has(Marks::STORING));
+            let sealed_in = (!is_leaving).then(|| state.tree.node(slot).parent);
+            let counted_in = if is_sealed { sealed_in } else { charged_in };
             (target, counted_in, state.counted_under(target, new_name), is_sealed)
         };
         let is_to_be_sealed = !is_sealed && !self.is_temporary(new_name);

@@ -353,13 +353,13 @@ impl Owner for SsdOwner {
 
 #[cfg(test)]
 mod tests {
-    use super::super::OpenOptions;
     use super::super::testing::{caller, unprivileged};
+    use super::super::{Credentials, Located, OpenOptions};
     use super::*;
 
-    #[test]
-    fn what_is_opened_on_its_way_to_a_disk_does_not_pass_a_quota_that_is_full_by_then() {
-        let (_place, datapath) = unprivileged();
+    /// A quota that is full of one object, beside another one that is on its way to a disk: its inode, and that of the directory.
+    fn full_with_one_leaving() -> (tempfile::TempDir, Datapath, Ino, Ino) {
+        let (base, datapath) = unprivileged();
         let place = datapath.make_directory(&caller(), Ino::ROOT, b"ns", 0o755).unwrap().ino;
         let make = |name: &[u8]| {
             let options = OpenOptions { write: true, ..OpenOptions::default() };
@@ -379,14 +379,40 @@ mod tests {
         make(b"other");
         // For one of them.
         datapath.set_attribute(place, b"user.tidefs.quota", b"52KiB", None).unwrap();
-        let counted = || {
-            let state = datapath.lock();
-            state.folder(state.tree.by_ino(place).unwrap()).unwrap().bytes
-        };
-        assert_eq!(counted(), ByteCount::kib(52));
+        assert_counts_one(&datapath, place);
+        (base, datapath, leaving, place)
+    }
+
+    #[track_caller]
+    fn assert_counts_one(datapath: &Datapath, place: Ino) {
+        let state = datapath.lock();
+        let folder = state.folder(state.tree.by_ino(place).unwrap()).unwrap();
+        assert_eq!((folder.bytes, folder.objects.0), (ByteCount::kib(52), 1), "the other one leaves for it");
+    }
+
+    #[test]
+    fn what_is_opened_on_its_way_to_a_disk_does_not_pass_a_quota_that_is_full_by_then() {
+        let (_base, datapath, leaving, place) = full_with_one_leaving();
         let options = OpenOptions { read: true, ..OpenOptions::default() };
         let opened = datapath.open(&caller(), leaving, options).unwrap();
-        assert_eq!(counted(), ByteCount::kib(52), "the other one left for it");
+        assert_counts_one(&datapath, place);
         datapath.release(opened.handle);
+    }
+
+    #[test]
+    fn what_is_renamed_on_its_way_to_a_disk_does_not_pass_a_quota_that_is_full_by_then() {
+        let (_base, datapath, _, place) = full_with_one_leaving();
+        datapath.rename(&caller(), (place, b"leaving"), (place, b"stays"), false).unwrap();
+        assert_counts_one(&datapath, place);
+    }
+
+    #[test]
+    fn what_a_client_maps_on_its_way_to_a_disk_does_not_pass_a_quota_that_is_full_by_then() {
+        let (_base, datapath, _, place) = full_with_one_leaving();
+        let session = datapath.begin_session(Credentials::of_request(0, 0, caller().thread), true);
+        let is_here = |located| assert!(matches!(located, Located::Here { .. }), "{located:?}");
+        datapath.locate(&session, &caller(), place, [&b"leaving"[..]].into_iter(), false, is_here);
+        assert_counts_one(&datapath, place);
+        datapath.end_session(&session);
     }
 }

@@ -144,7 +144,7 @@ impl Datapath {
         let expected = if probe { 0 } else { names.size_hint().1.unwrap_or(0) };
         let (mut batch, mut left) =
             (Batch::with_capacity(expected), if probe { 0 } else { session.references_left() });
-        let mut names = names.peekable();
+        let (mut names, mut readmitted) = (names.peekable(), Vec::new());
         while names.peek().is_some() {
             let mut state = self.lock();
             let mut walk = Walk::new(&state, session.credentials(), scope);
@@ -157,9 +157,12 @@ impl Datapath {
                 {
                     if left == 0 {
                         located = Located::TooMany;
-                    } else if self.refer(&mut state, slot, segment, now_ns) {
+                    } else if let Some(is_readmitted) = self.refer(&mut state, slot, segment, now_ns) {
                         left -= 1;
                         held = slot;
+                        if is_readmitted {
+                            readmitted.push(state.tree.ino(slot));
+                        }
                     } else {
                         located = Located::AskByFile;
                     }
@@ -178,6 +181,8 @@ impl Datapath {
                 tell(located);
             }
             self.settle_tally(&mut state, &mut tally, None);
+            drop(state);
+            readmitted.drain(..).for_each(|ino| self.settle_quota(ino));
         }
         session.enter(first, batch);
         first
@@ -348,11 +353,18 @@ impl Datapath {
         }
     }
 
-    /// Takes a reference to the object in `slot`. False when it has as many as can be counted.
-    pub(super) fn refer(&self, state: &mut State, slot: Slot, segment: SegmentId, now_ns: i64) -> bool {
-        state.readmit(slot);
-        let Some(object) = state.object_mut(slot) else { return false };
-        let Some(references) = object.references.checked_add(1) else { return false };
+    /// Takes a reference to the object in `slot`. Returns whether it was on its way out of memory, for [`Datapath::settle_quota`];
+    /// `None` when it has as many references as can be counted.
+    pub(super) fn refer(
+        &self,
+        state: &mut State,
+        slot: Slot,
+        segment: SegmentId,
+        now_ns: i64,
+    ) -> Option<bool> {
+        let is_readmitted = state.readmit(slot);
+        let object = state.object_mut(slot)?;
+        let references = object.references.checked_add(1)?;
         object.references = references;
         object.uses = object.uses.saturating_add(1);
         let is_shared = object.marks.has(Marks::SHARED);
@@ -362,7 +374,7 @@ impl Datapath {
         if !is_shared {
             self.share(state, slot, segment);
         }
-        true
+        Some(is_readmitted)
     }
 
     /// From now on clients may map the segment of the object in `slot`.

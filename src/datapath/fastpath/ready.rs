@@ -191,15 +191,16 @@ impl Datapath {
             return Followed::Else(Located::TooMany);
         }
         let first = session.next_batch();
+        let mut readmitted = None;
         let (slot, here) = {
             let mut state = self.lock();
             let mut walk = Walk::new(&state, session.credentials(), scope);
             let (found, located) = self.find(&mut state, &mut walk, request.name, None);
             match (located, found) {
                 (Located::Here { segment, .. }, Some(spot)) => {
-                    if !self.refer(&mut state, spot.slot, segment, self.now_ns()) {
-                        return Followed::Else(Located::AskByFile);
-                    }
+                    let referred = self.refer(&mut state, spot.slot, segment, self.now_ns());
+                    let Some(is_readmitted) = referred else { return Followed::Else(Located::AskByFile) };
+                    readmitted = is_readmitted.then(|| state.tree.ino(spot.slot));
                     (spot.slot, located)
                 }
                 (Located::Absent | Located::AskByFile, _) => {
@@ -221,6 +222,7 @@ impl Datapath {
                 _ => return Followed::Else(located),
             }
         };
+        readmitted.into_iter().for_each(|ino| self.settle_quota(ino));
         let mut batch = Batch::with_capacity(1);
         batch.push(slot);
         session.enter(first, batch);
