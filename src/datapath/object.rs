@@ -250,10 +250,11 @@ impl OpenState {
         self.writers > 0 && self.flushed == self.writers && self.expected.is_empty()
     }
 
-    /// Whether a RELEASE is on the way that makes an object of it: not of what was overtaken, of which nothing comes.
+    /// Whether a RELEASE is on the way that makes an object of it: not of what was overtaken, of which nothing comes, nor before
+    /// others have come who are expected. Those may wait for who asks: the kernel holds the directory for one look-up at a time.
     #[must_use]
     pub fn is_about_to_close(&self) -> bool {
-        self.closing && !self.is_overtaken
+        self.closing && !self.is_overtaken && self.expected.is_empty()
     }
 
     /// A handle of `process` does not write any more: one of its descriptors was closed.

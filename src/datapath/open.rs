@@ -176,7 +176,16 @@ impl Datapath {
             self.open_locked(&mut state, caller, slot, options)
         })();
         match outcome {
-            Err(Error::Stale) if was_resent && options.write => self.open_in_place(caller, ino, options),
+            Err(Error::Stale) if was_resent && options.write => {
+                // What it was sent for may have been an open that its program was told the end of: then this is the first one of
+                // another, which is sent.
+                let in_place = self.open_in_place(caller, ino, options);
+                in_place.inspect_err(|error| {
+                    if matches!(error, Error::Stale) {
+                        self.note_resent(caller, ino, options);
+                    }
+                })
+            }
             Err(Error::Stale) if was_resent => Err(Error::NoObject), // for a reader that is a miss
             Err(Error::NoObject) if was_resent => {
                 // Who asks brings it back and asks again for the same open(2), which the kernel sends nowhere a second time.

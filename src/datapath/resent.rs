@@ -22,9 +22,9 @@ const RESENT_LATE: Duration = Duration::from_secs(30);
 /// How long after it found something by that it is taken to go on within the same system call.
 const FOUND: Duration = Duration::from_secs(2);
 
-/// How long after it found nothing a thread is taken to look once more within the same system call: it does at once. What that
-/// finds may take longer: others are asked.
-const LOOKS_AGAIN: Duration = Duration::from_millis(100);
+/// How long after it found nothing a thread is taken to look once more within the same system call: it does at once, but for
+/// those that the kernel lets look before. What that finds may take longer: others are asked.
+const LOOKS_AGAIN: Duration = Duration::from_millis(500);
 
 /// How often a thread that finds nothing looks within one system call at most. Twice, and once more for each time that somebody
 /// else, who sees the file, looked it up meanwhile: what the kernel knows by that it has confirmed, too.

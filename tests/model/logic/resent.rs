@@ -200,6 +200,28 @@ fn a_writer_that_was_sent_and_looks_three_times_joins_the_other_writer() {
     assert_eq!(logic.stat(2, "k").expect("all have closed it").size, 50_000);
 }
 
+/// Who was told of attributes that they are stale may meet a version that is gone by its open, too: its program sees ESTALE. What
+/// it opens after that is sent as any other.
+#[test]
+fn a_writer_whose_open_failed_joins_the_other_writer_by_its_next_one() {
+    let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
+    let write = OpenOptions { truncate: false, ..REWRITE };
+    publish(&mut logic, 0, 1);
+    let ino = logic.resolve(1, "k").expect("it is there");
+    let first = logic.open(0, "k", WRITE).expect("it is rewritten where it is");
+    for _ in 0..2 {
+        let sent = logic.datapath().open(&caller(1), ino, write);
+        assert!(matches!(sent, Err(Error::Stale)), "{sent:?}");
+    }
+    assert_eq!(logic.resolve(1, "k"), Err(Errno::ENOENT));
+    assert_eq!(logic.resolve(1, "k"), Err(Errno::ENOENT));
+    let (_, joined) = logic.datapath().create(&caller(1), Ino::ROOT, b"k", 0o644, write).expect("it joins");
+    logic.datapath().flush(&caller(1), joined.handle).expect("flush");
+    logic.datapath().release(joined.handle);
+    logic.close(0, first);
+    assert_eq!(logic.stat(2, "k").expect("all have closed it").size, 50_000);
+}
+
 /// What others are asked takes its time: the second look-up of that open(2), here one that waits for a writer's close.
 #[test]
 fn a_reader_whose_second_look_takes_long_is_told_of_a_miss_and_of_no_error() {
