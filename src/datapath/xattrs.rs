@@ -423,6 +423,9 @@ impl State {
             Phase::Writing => {
                 "being written: hidden from others until its last writer closes or renames it".to_owned()
             }
+            Phase::Parked if object.is_slot_file() => {
+                "a slot file: on the disk of this host, until its name or its daemon goes".to_owned()
+            }
             Phase::Parked => "a closed temporary file: becomes an object when it is renamed".to_owned(),
             Phase::Gone => "without a name: kept for whoever has it open".to_owned(),
             Phase::Sealed => format!("present in {}", tier_text(object)),

@@ -318,6 +318,8 @@ fn files_made_below_a_directory_with_the_scratch_policy_are_slot_files(mode: Mod
     fs::write(deep.join("a.tmp"), b"bytes").expect("write");
     fs::rename(deep.join("a.tmp"), deep.join("a")).expect("rename");
     assert_eq!(tier(&deep.join("a")), "scratch", "a rename makes no object of a slot file");
+    let why = || get_xattr_text(&deep.join("a"), "user.tidefs.why");
+    assert!(wait::until(wait::HANG, || why().starts_with("a slot file")), "{}", why());
     set_xattr(&deep, "user.tidefs.scratch", b"false").expect("setxattr");
     fs::write(deep.join("object"), pattern::bytes(1, MIB)).expect("write");
     // It is written until the daemon has heard of its close.
