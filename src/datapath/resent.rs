@@ -129,7 +129,17 @@ impl Datapath {
         self.note_resent_for(&mut state, caller, name, options);
     }
 
-    /// The same, where the name is known.
+    /// The same of one whose program may be told that this open has failed: only the kernel comes back for it, at once.
+    pub(super) fn note_resent_for_a_moment(&self, caller: &Caller, ino: Ino, options: OpenOptions) {
+        self.note_resent(caller, ino, options);
+        let mut state = self.lock();
+        let name = state.tree.by_ino(ino).map(|slot| state.name_sought(slot));
+        if let Some(resent) = state.resent.peek_mut(&Sent::of(caller, name.as_ref())) {
+            resent.at = resent.at.saturating_sub(RESENT.saturating_sub(FOUND));
+        }
+    }
+
+    /// The same as [`Datapath::note_resent`], where the name is known.
     pub(super) fn note_resent_for(
         &self,
         state: &mut State,

@@ -15,6 +15,10 @@ use crate::tier::eviction::Departure;
 /// Objects of a domain that are looked at when a floor keeps the coldest.
 const LOOKED_AT: usize = 64;
 
+/// Objects that are passed over for one request, as their leaving makes no room: what comes behind is not worth the time under the
+/// lock.
+const PASSED_OVER_MAX: usize = 64;
+
 impl State {
     /// The object that leaves next when `directory` grows.
     ///
@@ -155,7 +159,7 @@ impl State {
     ) -> Option<Slot> {
         loop {
             let victim = self.victim_below(top, growing)?;
-            if self.makes_room(victim) {
+            if passed_over.len() >= PASSED_OVER_MAX || self.makes_room(victim) {
                 return Some(victim);
             }
             self.hold(victim);

@@ -242,8 +242,11 @@ impl Shared {
                 // All of it is to take no longer than a load may.
                 let left = || self.limit.saturating_sub(started.elapsed());
                 let blocks = 1 + (padded / BLOCK) as u64;
-                // Of a disk that came back in between it can be read.
-                let is_unread = || read_blocks(&*device.disk, offset, blocks, left()).is_err();
+                // Of a disk that came back in between it can be read. For want of time, the next load of it says.
+                let is_unread = || {
+                    let again = read_blocks(&*device.disk, offset, blocks, left());
+                    again.is_err_and(|error| says_that_it_is_damaged(&error))
+                };
                 if says_that_it_is_damaged(&error) && !self.reads_nothing(&device, left()) && is_unread() {
                     self.quarantine(&device, zone);
                 }

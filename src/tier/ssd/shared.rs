@@ -296,9 +296,7 @@ impl Shared {
         let under_way = self.pending.lock();
         let stays = |place: Place| {
             let device = self.devices.get(place.zone.device());
-            device.is_none_or(|device| {
-                !device.vacating.covers(place.zone.zone()) && !device.overdue.reads_nothing()
-            })
+            device.is_none_or(|device| !device.vacating.covers(place.zone.zone()))
         };
         !under_way.has(hash, version)
             && self.index.get(&hash).is_some_and(|found| found.version == version && stays(found.place))
