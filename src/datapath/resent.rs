@@ -59,6 +59,8 @@ pub(super) struct Resent {
     options: OpenOptions,
     /// Why no version could be begun for it.
     refused: Option<Error>,
+    /// Whether its program may have been told that this open has failed: then nothing is begun for it by a mere look-up.
+    may_be_over: bool,
     /// What it found when it looked the name up again, and when.
     found: Option<(Ino, Duration)>,
     /// Whether it found nothing instead.
@@ -135,6 +137,7 @@ impl Datapath {
         let mut state = self.lock();
         let name = state.tree.by_ino(ino).map(|slot| state.name_sought(slot));
         if let Some(resent) = state.resent.peek_mut(&Sent::of(caller, name.as_ref())) {
+            resent.may_be_over = true;
             resent.at = resent.at.saturating_sub(RESENT.saturating_sub(FOUND));
         }
     }
@@ -150,7 +153,15 @@ impl Datapath {
         let at = self.clock.monotonic();
         state.resent.put(
             Sent::of(caller, name.as_ref()),
-            Resent { name, at, options, refused: None, found: None, nothing: Nothing::NotYet },
+            Resent {
+                name,
+                at,
+                options,
+                refused: None,
+                may_be_over: false,
+                found: None,
+                nothing: Nothing::NotYet,
+            },
         );
     }
 
@@ -252,6 +263,7 @@ impl Datapath {
             let now = self.clock.monotonic();
             let is_same = |resent: &&Resent| {
                 resent.options.write
+                    && !resent.may_be_over
                     && resent.refused.is_none()
                     && resent.name.as_ref() == Some(name)
                     && !resent.is_over(now)
