@@ -3,8 +3,7 @@
 //! Invariants
 //! - Bytes are said to be loaded only when header, key, version, length and checksum match: whatever the disk gives else
 //!   is a miss. What does not match is forgotten, and after an error of the medium everything of its zone, if its disk reads
-//!   anything at all. One that reads nothing is left alone for a while, and keeps what stands on it, on which nobody relies
-//!   until a read went well.
+//!   anything at all. One that reads nothing is left alone for a while, and keeps what stands on it.
 //! - A disk that is late gets no loads ([`super::overdue`]): who waits for an object is told that it is a miss, at once. What
 //!   is read to be written again, or compared, waits for the disk as long as for a request.
 
@@ -63,8 +62,8 @@ impl SsdTier {
         asked.is_none_or(|(device, place)| self.shared.may_ask(&device, place))
     }
 
-    /// Whether a version of a key can be loaded, from where nothing is about to go, from a disk that is not known to read nothing,
-    /// and none of it is on its way, which may say other things of it.
+    /// Whether a version of a key can be loaded, from where nothing is about to go, and none of it is on its way, which may say
+    /// other things of it. A disk that reads nothing for now keeps what it has: what leaves memory for it is a miss until then.
     #[must_use]
     pub fn has_settled(&self, key: &[u8], version: Version) -> bool {
         self.shared.has_settled(self.shared.hash(key), version)

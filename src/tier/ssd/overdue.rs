@@ -4,8 +4,8 @@
 //! take. So from the first one on that is late, loads from the disk are misses at once. It is over when all that is late has
 //! ended, or when the disk has answered a read of one block, of which it is sent one in the time of a request.
 //!
-//! A disk that reads nothing at all, and says so at once, gets no loads for a while either, again and again. What stands on it
-//! is not relied on until a read went well.
+//! A disk that reads nothing at all, and says so at once, gets no loads for a while either, again and again. New records go to
+//! other disks until a read went well.
 //!
 //! Invariants
 //! - Nothing is taken from the disk here: memory is kept by the requests that may touch it, until they end.

@@ -265,14 +265,6 @@ impl Shared {
         if !fits(&device) {
             return Err(Refused::TooLarge);
         }
-        let is_known = known.is_some_and(|known| known.version == version);
-        let stands_on =
-            known.filter(|_| is_known).and_then(|known| self.devices.get(known.place.zone.device()));
-        let unread = stands_on.filter(|device| device.overdue.reads_nothing());
-        // A second record where the first one is not read is none that is.
-        if !append.durable && unread.as_ref().is_some_and(|unread| unread.number == device.number) {
-            return Err(Refused::NoDevice);
-        }
         if !append.durable && append.length > ByteCount::ZERO {
             let now = self.started.elapsed();
             let queued = device.queue.bytes();
@@ -280,7 +272,12 @@ impl Shared {
             let mut admission = device.admission.lock();
             admission.admit(append.length, queued, written, now)?;
         }
-        if unread.is_some_and(|unread| unread.number != device.number) {
+        // Of one version that stays where it is not read the removal goes there, too.
+        let is_unread = |known: &Located| {
+            let disk = self.devices.get(known.place.zone.device());
+            disk.is_some_and(|disk| disk.number != device.number && disk.overdue.reads_nothing())
+        };
+        if known.is_some_and(|known| known.version == version && is_unread(&known)) {
             self.note_second_place(&hash, version, device.number);
         }
         pending.begin(hash, version, device.number);
