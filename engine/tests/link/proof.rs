@@ -57,16 +57,22 @@ async fn who_proves_nothing_learns_a_nonce_and_nothing_else() {
     assert!(!learnt.windows(4).any(|window| window == [0x71; 4]));
 }
 
+/// Connections that say nothing.
+async fn silent(node: &Node, count: usize) -> Vec<TcpStream> {
+    let mut silent = Vec::new();
+    for _ in 0..count {
+        silent.push(TcpStream::connect(node.links.addresses()[0]).await.unwrap());
+    }
+    silent
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn silent_connections_are_dropped_in_time_and_hold_nobody_up() {
     let node = Node::with(
         peer(1, 1),
         LinkConfig { proof_timeout: Duration::from_millis(200), unproven_max: 4, ..config() },
     );
-    let mut silent = Vec::new();
-    for _ in 0..8 {
-        silent.push(TcpStream::connect(node.links.addresses()[0]).await.unwrap());
-    }
+    let silent = silent(&node, 8).await;
     let honest = Node::start(2);
     assert!(honest.connect(&node).await.is_ok());
     for mut socket in silent {
@@ -84,10 +90,7 @@ async fn connections_that_say_nothing_give_way_to_others_long_before_their_time_
         peer(1, 1),
         LinkConfig { proof_timeout: Duration::from_secs(7), unproven_max: 4, ..config() },
     );
-    let mut silent = Vec::new();
-    for _ in 0..6 {
-        silent.push(TcpStream::connect(node.links.addresses()[0]).await.unwrap());
-    }
+    let mut silent = silent(&node, 6).await;
     // It is the third to find a place, and gives up after 5 s.
     let honest = Node::start(2);
     let link = honest.connect(&node).await.unwrap();

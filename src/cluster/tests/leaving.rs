@@ -151,16 +151,21 @@ fn a_drain_that_is_stopped_while_the_coordinator_is_away_leaves_the_member_regis
     stays_though_it_asked_to_leave(None);
 }
 
+/// Starts a member that `coordinator` does not let in. Returns why.
+async fn start_in_vain(coordinator: &Arc<Deaf>) -> ClusterError {
+    let memory = Arc::new(Memory::default());
+    let holder: Weak<dyn Holder> = Arc::<Memory>::downgrade(&memory);
+    let asked = Arc::clone(coordinator) as Arc<dyn Coordinator>;
+    Cluster::start(config(1), Handle::current(), asked, holder).await.unwrap_err()
+}
+
 #[test]
 fn a_start_that_was_not_let_in_is_not_registered_when_the_coordinator_is_back() {
     runtime().block_on(async {
         let coordinator = Embedded::new(ClusterId(7));
         let away = Deaf::new(coordinator.another());
         away.go_away();
-        let memory = Arc::new(Memory::default());
-        let holder: Weak<dyn Holder> = Arc::<Memory>::downgrade(&memory);
-        let asked = Arc::clone(&away) as Arc<dyn Coordinator>;
-        Cluster::start(config(1), Handle::current(), asked, holder).await.unwrap_err();
+        start_in_vain(&away).await;
         away.come_back(soon()).await;
         let view = coordinator.views().borrow().clone();
         assert!(view.members().is_empty(), "nobody is there: {view:?}");
@@ -174,10 +179,7 @@ fn a_start_that_another_process_superseded_takes_no_registration_back() {
         let coordinator = Embedded::new(ClusterId(7));
         let own = Deaf::new(coordinator.another());
         own.meet_rival();
-        let memory = Arc::new(Memory::default());
-        let holder: Weak<dyn Holder> = Arc::<Memory>::downgrade(&memory);
-        let asked = Arc::clone(&own) as Arc<dyn Coordinator>;
-        let refused = Cluster::start(config(1), Handle::current(), asked, holder).await.unwrap_err();
+        let refused = start_in_vain(&own).await;
         let is_superseded = matches!(refused, ClusterError::Coordinator(CoordinatorError::Superseded { .. }));
         assert!(is_superseded, "{refused}");
         assert_eq!(own.leaves(), 0);

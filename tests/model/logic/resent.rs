@@ -11,11 +11,13 @@ use tidefs_engine::types::ByteCount;
 
 use super::{Logic, Setup, caller};
 use crate::common::pattern::bytes;
-use crate::system::{Open, System};
+use crate::system::{Open, System, Token};
 
 /// As open(2) with `O_WRONLY | O_TRUNC`.
 const REWRITE: OpenOptions =
     OpenOptions { read: false, write: true, truncate: true, exclusive: false, cut_to: None };
+/// The same without `O_TRUNC`.
+const REWRITE_PART: OpenOptions = OpenOptions { truncate: false, ..REWRITE };
 const READ: Open = Open { read: true, write: false, create: false, exclusive: false, truncate: false };
 const WRITE: Open = Open { read: false, write: true, ..READ };
 pub(super) const CREATE: Open = Open { read: false, write: true, create: true, ..READ };
@@ -134,18 +136,20 @@ fn a_change_of_mode_that_meets_a_rewrite_is_sent_to_the_new_inode() {
     assert_eq!(logic.stat(1, "k").expect("it is there").mode & 0o777, 0o600);
 }
 
+/// Opens an object that is removed between look-up and open.
+fn vanish(logic: &mut Logic, seed: u64) -> Result<Ino, Error> {
+    publish(logic, 0, seed);
+    let ino = logic.resolve(1, "k").expect("it is there");
+    logic.unlink(0, "k").expect("unlink");
+    let read = OpenOptions { read: true, ..OpenOptions::default() };
+    logic.datapath().open(&caller(1), ino, read).map(|opened| opened.ino)
+}
+
 /// One open(2) by a name that others take away and give again: what its first look-up finds nothing by makes the kernel drop
 /// what it knew of the name and look once more, and what that finds may be gone when it is opened.
 #[test]
 fn a_reader_that_was_sent_and_looks_twice_is_told_of_a_miss_and_of_no_error() {
     let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
-    let read = OpenOptions { read: true, ..OpenOptions::default() };
-    let vanish = |logic: &mut Logic, seed| {
-        publish(logic, 0, seed);
-        let ino = logic.resolve(1, "k").expect("it is there");
-        logic.unlink(0, "k").expect("unlink");
-        logic.datapath().open(&caller(1), ino, read).map(|opened| opened.ino)
-    };
     let sent = vanish(&mut logic, 1);
     assert!(matches!(sent, Err(Error::Stale)), "{sent:?}");
     assert_eq!(logic.resolve(1, "k"), Err(Errno::ENOENT));
@@ -165,13 +169,6 @@ fn a_reader_that_was_sent_and_looks_twice_is_told_of_a_miss_and_of_no_error() {
 #[test]
 fn a_reader_that_was_sent_and_looks_three_times_is_told_of_a_miss_and_of_no_error() {
     let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
-    let read = OpenOptions { read: true, ..OpenOptions::default() };
-    let vanish = |logic: &mut Logic, seed| {
-        publish(logic, 0, seed);
-        let ino = logic.resolve(1, "k").expect("it is there");
-        logic.unlink(0, "k").expect("unlink");
-        logic.datapath().open(&caller(1), ino, read).map(|opened| opened.ino)
-    };
     let sent = vanish(&mut logic, 1);
     assert!(matches!(sent, Err(Error::Stale)), "{sent:?}");
     assert_eq!(logic.resolve(1, "k"), Err(Errno::ENOENT));
@@ -180,20 +177,33 @@ fn a_reader_that_was_sent_and_looks_three_times_is_told_of_a_miss_and_of_no_erro
     assert!(matches!(again, Err(Error::NoObject)), "{again:?}");
 }
 
-/// It is sent only once within one open(2): a version that waits for it a second time stays hidden for nobody.
-#[test]
-fn a_writer_that_was_sent_and_looks_three_times_joins_the_other_writer() {
+/// An object that one process rewrites where it is: by the inode that others know, and by the descriptor of its writer.
+fn being_rewritten() -> (Logic, Ino, Token) {
     let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
-    let write = OpenOptions { truncate: false, ..REWRITE };
     publish(&mut logic, 0, 1);
     let ino = logic.resolve(1, "k").expect("it is there");
     let first = logic.open(0, "k", WRITE).expect("it is rewritten where it is");
-    let sent = logic.datapath().open(&caller(1), ino, write);
+    (logic, ino, first)
+}
+
+/// It is sent only once within one open(2): a version that waits for it a second time stays hidden for nobody.
+#[test]
+fn a_writer_that_was_sent_and_looks_three_times_joins_the_other_writer() {
+    let (mut logic, ino, first) = being_rewritten();
+    let sent = logic.datapath().open(&caller(1), ino, REWRITE_PART);
     assert!(matches!(sent, Err(Error::Stale)), "{sent:?}");
     for _ in 0..3 {
         assert_eq!(logic.resolve(1, "k"), Err(Errno::ENOENT));
     }
-    let (_, joined) = logic.datapath().create(&caller(1), Ino::ROOT, b"k", 0o644, write).expect("it joins");
+    assert_joins(&mut logic, first);
+}
+
+/// Whoever looked in vain creates the file: it is given that which the `first` writer has open, and all see it when both have
+/// closed it.
+#[track_caller]
+fn assert_joins(logic: &mut Logic, first: Token) {
+    let (_, joined) =
+        logic.datapath().create(&caller(1), Ino::ROOT, b"k", 0o644, REWRITE_PART).expect("it joins");
     logic.datapath().flush(&caller(1), joined.handle).expect("flush");
     logic.datapath().release(joined.handle);
     logic.close(0, first);
@@ -204,22 +214,14 @@ fn a_writer_that_was_sent_and_looks_three_times_joins_the_other_writer() {
 /// it opens after that is sent as any other.
 #[test]
 fn a_writer_whose_open_failed_joins_the_other_writer_by_its_next_one() {
-    let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
-    let write = OpenOptions { truncate: false, ..REWRITE };
-    publish(&mut logic, 0, 1);
-    let ino = logic.resolve(1, "k").expect("it is there");
-    let first = logic.open(0, "k", WRITE).expect("it is rewritten where it is");
+    let (mut logic, ino, first) = being_rewritten();
     for _ in 0..2 {
-        let sent = logic.datapath().open(&caller(1), ino, write);
+        let sent = logic.datapath().open(&caller(1), ino, REWRITE_PART);
         assert!(matches!(sent, Err(Error::Stale)), "{sent:?}");
     }
     assert_eq!(logic.resolve(1, "k"), Err(Errno::ENOENT));
     assert_eq!(logic.resolve(1, "k"), Err(Errno::ENOENT));
-    let (_, joined) = logic.datapath().create(&caller(1), Ino::ROOT, b"k", 0o644, write).expect("it joins");
-    logic.datapath().flush(&caller(1), joined.handle).expect("flush");
-    logic.datapath().release(joined.handle);
-    logic.close(0, first);
-    assert_eq!(logic.stat(2, "k").expect("all have closed it").size, 50_000);
+    assert_joins(&mut logic, first);
 }
 
 /// What others are asked takes its time: the second look-up of that open(2), here one that waits for a writer's close.

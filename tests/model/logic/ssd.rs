@@ -211,14 +211,20 @@ fn what_comes_back_at_once_does_not_pass_a_quota_that_has_room_for_each() {
     }
 }
 
-#[test]
-fn what_was_loaded_ahead_and_nobody_comes_for_gives_its_budget_back_though_memory_is_free() {
+/// Two objects that a disk alone has.
+fn two_demoted() -> (Logic, [Ino; 2]) {
     let mut logic = demoted("d/k0");
     let token = logic.open(WATCHER, "d/k1", super::resent::CREATE).expect("create");
     logic.write(WATCHER, token, 0, &bytes(1, 50_000)).expect("write");
     logic.close(WATCHER, token);
     logic.demote(ByteCount::mib(1));
-    let [first, second] = ["d/k0", "d/k1"].map(|name| logic.resolve(WATCHER, name).expect("it is there"));
+    let inos = ["d/k0", "d/k1"].map(|name| logic.resolve(WATCHER, name).expect("it is there"));
+    (logic, inos)
+}
+
+#[test]
+fn what_was_loaded_ahead_and_nobody_comes_for_gives_its_budget_back_though_memory_is_free() {
+    let (mut logic, [first, second]) = two_demoted();
     let datapath = Arc::clone(logic.datapath());
     let loading = Arc::clone(&datapath);
     let loads = std::thread::spawn(move || loading.run_loads());
@@ -238,12 +244,7 @@ fn what_was_loaded_ahead_and_nobody_comes_for_gives_its_budget_back_though_memor
 
 #[test]
 fn what_another_load_brought_first_is_not_counted_as_loaded_ahead_and_gives_its_budget_back() {
-    let mut logic = demoted("d/k0");
-    let token = logic.open(WATCHER, "d/k1", super::resent::CREATE).expect("create");
-    logic.write(WATCHER, token, 0, &bytes(1, 50_000)).expect("write");
-    logic.close(WATCHER, token);
-    logic.demote(ByteCount::mib(1));
-    let [first, second] = ["d/k0", "d/k1"].map(|name| logic.resolve(WATCHER, name).expect("it is there"));
+    let (logic, [first, second]) = two_demoted();
     let datapath = Arc::clone(logic.datapath());
     assert_eq!(datapath.prefetch(&[first]), 1);
     logic.load(first);
