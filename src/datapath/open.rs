@@ -182,7 +182,7 @@ impl Datapath {
                 let in_place = self.open_in_place(caller, ino, options);
                 in_place.inspect_err(|error| {
                     if matches!(error, Error::Stale) {
-                        self.note_resent_for_a_moment(caller, ino, options);
+                        self.note_resent_or_failed(caller, ino, options);
                     }
                 })
             }

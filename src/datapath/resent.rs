@@ -59,8 +59,9 @@ pub(super) struct Resent {
     options: OpenOptions,
     /// Why no version could be begun for it.
     refused: Option<Error>,
-    /// Whether its program may have been told that this open has failed: then nothing is begun for it by a mere look-up.
-    may_be_over: bool,
+    /// Whether its program may have been told that this open has failed: then only the kernel comes back for it, at once, and nothing
+    /// is begun for it by a mere look-up.
+    may_have_failed: bool,
     /// What it found when it looked the name up again, and when.
     found: Option<(Ino, Duration)>,
     /// Whether it found nothing instead.
@@ -83,14 +84,23 @@ enum Nothing {
 }
 
 impl Resent {
+    fn new(name: Option<Name>, at: Duration, options: OpenOptions) -> Self {
+        let (refused, found, nothing) = (None, None, Nothing::NotYet);
+        Self { name, at, options, refused, may_have_failed: false, found, nothing }
+    }
+
     /// Whether it was for an open like this one. Who was only asking for attributes may go on to read, but not to write: that
     /// is sent for itself.
     pub(super) fn is_for(&self, options: OpenOptions) -> bool {
         self.options.write || !options.write
     }
 
-    /// Whether it found nothing, and did not look once more at once, or did not open what it found then.
+    /// Whether it found nothing, and did not look once more at once, or did not open what it found then; or has failed, if it may
+    /// have, as nobody came back.
     fn is_over(&self, now: Duration) -> bool {
+        if self.may_have_failed && now.saturating_sub(self.at) > FOUND {
+            return true;
+        }
         match self.nothing {
             Nothing::NotYet => false,
             Nothing::Found { at, .. } => now.saturating_sub(at) > LOOKS_AGAIN,
@@ -125,24 +135,24 @@ impl Datapath {
 
     /// The caller is about to be told that `ino` is stale: its next open of that name is the same one.
     pub(super) fn note_resent(&self, caller: &Caller, ino: Ino, options: OpenOptions) {
+        self.note_told_stale(caller, ino, options, false);
+    }
+
+    /// The same of one whose program may be told that this open has failed.
+    pub(super) fn note_resent_or_failed(&self, caller: &Caller, ino: Ino, options: OpenOptions) {
+        self.note_told_stale(caller, ino, options, true);
+    }
+
+    fn note_told_stale(&self, caller: &Caller, ino: Ino, options: OpenOptions, may_have_failed: bool) {
         let mut state = self.lock();
         // One that has left its name meanwhile still knows which it was: that is what is looked up again.
         let name = state.tree.by_ino(ino).map(|slot| state.name_sought(slot));
-        self.note_resent_for(&mut state, caller, name, options);
+        let sent = Sent::of(caller, name.as_ref());
+        let resent = Resent::new(name, self.clock.monotonic(), options);
+        state.resent.put(sent, Resent { may_have_failed, ..resent });
     }
 
-    /// The same of one whose program may be told that this open has failed: only the kernel comes back for it, at once.
-    pub(super) fn note_resent_for_a_moment(&self, caller: &Caller, ino: Ino, options: OpenOptions) {
-        self.note_resent(caller, ino, options);
-        let mut state = self.lock();
-        let name = state.tree.by_ino(ino).map(|slot| state.name_sought(slot));
-        if let Some(resent) = state.resent.peek_mut(&Sent::of(caller, name.as_ref())) {
-            resent.may_be_over = true;
-            resent.at = resent.at.saturating_sub(RESENT.saturating_sub(FOUND));
-        }
-    }
-
-    /// The same as [`Datapath::note_resent`], where the name is known.
+    /// As [`Datapath::note_resent`], where the name is known.
     pub(super) fn note_resent_for(
         &self,
         state: &mut State,
@@ -150,19 +160,8 @@ impl Datapath {
         name: Option<Name>,
         options: OpenOptions,
     ) {
-        let at = self.clock.monotonic();
-        state.resent.put(
-            Sent::of(caller, name.as_ref()),
-            Resent {
-                name,
-                at,
-                options,
-                refused: None,
-                may_be_over: false,
-                found: None,
-                nothing: Nothing::NotYet,
-            },
-        );
+        let sent = Sent::of(caller, name.as_ref());
+        state.resent.put(sent, Resent::new(name, self.clock.monotonic(), options));
     }
 
     /// What a caller is told who asked for attributes of what its name does not stand for any more. This may come before
@@ -263,7 +262,7 @@ impl Datapath {
             let now = self.clock.monotonic();
             let is_same = |resent: &&Resent| {
                 resent.options.write
-                    && !resent.may_be_over
+                    && !resent.may_have_failed
                     && resent.refused.is_none()
                     && resent.name.as_ref() == Some(name)
                     && !resent.is_over(now)
