@@ -170,6 +170,11 @@ impl<S: System> Run<S> {
         if is_dropped && self.system.stat(WATCHER, &path).is_err() {
             // Its quota was lowered below its size, and it met that when it was closed.
             self.check_refusal(Errno::EDQUOT, &[&place], directory, footprint(length.max(size)));
+            // A temporary file was cut where it is before that: who has it open reads what is left.
+            let cut = visible.filter(|&file| length < size && self.model.file(file).phase != Phase::Sealed);
+            if let Some(file) = cut {
+                self.model.resize(file, Change::Set(length));
+            }
             self.model.remove_current(directory, &name);
             return;
         }
