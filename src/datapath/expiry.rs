@@ -6,10 +6,10 @@
 //!
 //! Threads: one ends what is due, several times a second; look-ups end what they ask for.
 
+use super::afterwards::Afterwards;
 use super::below::PART;
 use super::burial::Doomed;
 use super::history::Ending;
-use super::release::Afterwards;
 use super::{Datapath, Object, State};
 use crate::namespace::Slot;
 use crate::tier::eviction::Departure;
@@ -78,18 +78,9 @@ impl Datapath {
         *next = Slot(part.last()?.0.checked_add(1)?);
         let mut afterwards = Afterwards::default();
         for slot in part {
-            let Some(object) = state.object(slot).filter(|object| !object.is_open()) else { continue };
-            match object.open.as_deref().filter(|open| open.abandoned_at_ms <= now_ms) {
-                Some(open) if open.was_opened => {
-                    // Who was expected did not come; what the others wrote stands.
-                    self.end_writing(state, slot, &mut afterwards);
-                    state.settle_ended(slot);
-                }
-                Some(_) => afterwards.doomed.push(state.discard_writing(slot)),
-                None => {}
-            }
+            state.forget_who_ended(slot);
+            afterwards.extend(self.end_if_abandoned(state, slot, now_ms));
         }
-        self.retire_all(&mut afterwards.doomed);
         Some(afterwards)
     }
 }
@@ -140,13 +131,5 @@ impl State {
             count += 1;
         }
         count > 0
-    }
-
-    /// A file without handles needs nothing of what only an open one does.
-    fn settle_ended(&mut self, slot: Slot) {
-        if let Some(object) = self.object_mut(slot) {
-            object.settle();
-        }
-        self.update_hold(slot);
     }
 }

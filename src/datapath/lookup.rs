@@ -201,6 +201,13 @@ impl Datapath {
             // What is in use stays, with a later time, so this comes here once.
             return self.lookup(caller, directory_ino, name.as_bytes(), patience);
         }
+        if let Some(afterwards) = self.end_what_nobody_comes_for(&mut state, child) {
+            drop(state);
+            self.released.notify_all();
+            self.carry_out(afterwards);
+            // It is an object now, so this comes here once.
+            return self.lookup(caller, directory_ino, name.as_bytes(), patience);
+        }
         let seen = match state.visible(caller, now, child) {
             Visible::Closing(_) if patience >= Patience::Writers => {
                 self.telemetry.hidden_waits.increment();

@@ -12,6 +12,7 @@
 //!   write is accepted.
 //! - The kernel is told after the tables changed, never before, and never under the lock.
 
+mod afterwards;
 mod attributes;
 mod backing;
 mod below;
@@ -25,6 +26,7 @@ mod directory_records;
 mod domains;
 mod elsewhere;
 mod error;
+mod expected;
 mod expiry;
 mod fastpath;
 mod fate;
@@ -413,11 +415,6 @@ impl Datapath {
     /// Monotonic milliseconds.
     pub fn now_ms(&self) -> u64 {
         u64::try_from(self.clock.monotonic().as_millis()).unwrap_or(u64::MAX)
-    }
-
-    /// Monotonic milliseconds since when a close that was announced is still expected.
-    fn first_expected_close_ms(&self) -> u64 {
-        self.now_ms().saturating_sub(u64::try_from(CLOSE_WAIT.as_millis()).unwrap_or(u64::MAX))
     }
 
     fn is_temporary(&self, name: &Name) -> bool {

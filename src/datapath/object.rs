@@ -15,8 +15,9 @@ use std::time::Duration;
 use tidefs_engine::types::{ByteCount, SegmentId, Version};
 
 use super::elsewhere::Stream;
+use super::expected::Expected;
 use crate::cluster::Stamp;
-use crate::namespace::{Name, ProcessId, Slot, ThreadId};
+use crate::namespace::{Name, ProcessId, Slot};
 use crate::tier::memory::{PackedExtent, PolicyRecord};
 use crate::tier::scratch::ScratchFile;
 
@@ -198,7 +199,7 @@ pub struct OpenState {
     /// Whether nobody opens it any more who has not: its bytes are wrong, or an operator took them away.
     pub is_barred: bool,
     /// Threads that were sent to look the name up again and open this version: it is not sealed before they come.
-    pub expected: Vec<(ThreadId, ProcessId)>,
+    pub expected: Vec<Expected>,
     /// Whether anybody has had it open for writing.
     pub was_opened: bool,
     /// Policy set on this file itself.
@@ -332,7 +333,7 @@ impl Object {
         let writes =
             |writer: &WriterProcess| process.is_known() && writer.id == process && writer.writing > 0;
         open.writer_processes.iter().any(writes)
-            || open.expected.iter().any(|&(_, expected)| expected == process)
+            || open.expected.iter().any(|expected| expected.is_of(process))
     }
 
     /// Whether `process` has written the hidden file and nobody writes it now, nor is about to.

@@ -14,9 +14,6 @@ use tidefs_engine::types::{ByteCount, Version};
 use super::{Caller, Datapath, Error, Marks, Phase, Place, State};
 use crate::namespace::{Ino, Name, ProcessId, Slot};
 
-/// How long a version waits for a thread that was sent to open it: it comes back within its system call, unless it dies.
-pub(super) const EXPECTED_FOR_MS: u64 = 10_000;
-
 /// Identity of an open handle, as the kernel carries it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HandleId(pub u64);
@@ -400,7 +397,7 @@ impl Datapath {
                 open.writers += 1;
                 (open.closing, open.is_overtaken) = (false, false);
                 open.was_opened = true;
-                open.expected.retain(|&(thread, _)| thread != caller.thread);
+                open.expected.retain(|expected| !expected.is_thread(caller.thread));
                 open.writer(process).writing += 1;
             } else {
                 open.readers += 1;
@@ -440,18 +437,5 @@ impl State {
     /// Whether the node was not removed.
     pub(super) fn is_there(&self, slot: Slot) -> bool {
         self.object(slot).is_none_or(|object| object.phase != Phase::Gone)
-    }
-
-    /// The caller's thread is not about to write the file in `slot` any more.
-    fn stop_expecting_writer(&mut self, slot: Slot, caller: &Caller) {
-        // What is parked has a time of its own, and does not end for want of a writer.
-        let written = self.object_mut(slot).filter(|object| object.phase != Phase::Parked);
-        if let Some(open) = written.and_then(|object| object.open.as_mut()) {
-            let count = open.expected.len();
-            open.expected.retain(|&(thread, _)| thread != caller.thread);
-            if open.expected.is_empty() && count > 0 {
-                open.abandoned_at_ms = 0; // the next sweep ends it, if nobody has it open
-            }
-        }
     }
 }

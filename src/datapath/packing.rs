@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tidefs_engine::types::{ByteCount, FileOffset};
 
-use super::release::Afterwards;
+use super::afterwards::Afterwards;
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
 use crate::tier::memory::{DECORATED, PackedExtent, checksum_bytes};

@@ -9,8 +9,9 @@ use std::sync::Arc;
 
 use tidefs_engine::types::{ByteCount, Version};
 
+use super::afterwards::Afterwards;
 use super::history::Ending;
-use super::object::{OpenState, Refusal};
+use super::object::{CLOSE_WAIT, OpenState, Refusal};
 use super::{Caller, Datapath, Error, HandleId, IoPath, Marks, Object, Phase, Place, State};
 use crate::namespace::{Name, Slot, WriterFate, writer_fate};
 use crate::tier::eviction::Departure;
@@ -57,6 +58,10 @@ impl Datapath {
         let kept = if is_sound_end { self.find_room_at_close(handle, slot, path) } else { Ok(()) };
         let now_ms = self.now_ms();
         let mut state = self.lock();
+        if may_be_last {
+            // Who looks it up from now on waits for what comes of it, unless somebody is still to come.
+            state.forget_who_ended(slot);
+        }
         let Some(object) = state.object_mut(slot) else { return kept };
         let was_shown = object.marks.has(Marks::SHOWN);
         let open = object.open_mut();
@@ -255,9 +260,9 @@ impl Datapath {
             open.writer_killed.get_or_insert(handle.process);
         }
         let (writers, killed, refused) = (open.writers, open.writer_killed, open.refused);
-        let is_expected = !open.expected.is_empty() && open.abandoned_at_ms > self.now_ms();
+        let phase = object.phase;
         if handle.options.write && writers == 0 {
-            match object.phase {
+            match phase {
                 Phase::Writing if killed.is_some() || refused.is_some() || !whole => {
                     let ending = match (killed, refused) {
                         (Some(process), _) => Some(Ending::WriterKilled { process: process.0 }),
@@ -270,7 +275,7 @@ impl Datapath {
                     };
                     self.drop_unfinished(state, slot, ending, afterwards);
                 }
-                Phase::Writing if is_expected => {}
+                Phase::Writing if self.waits_for_writers(state, slot) => {}
                 Phase::Writing => self.end_writing(state, slot, afterwards),
                 Phase::Sealed if !whole => {
                     let ending = Some((self.now_ns(), Ending::NoRoom));
@@ -339,6 +344,11 @@ impl Datapath {
         }
     }
 
+    /// Monotonic milliseconds since when a close that was announced is still expected.
+    pub(super) fn first_expected_close_ms(&self) -> u64 {
+        self.now_ms().saturating_sub(u64::try_from(CLOSE_WAIT.as_millis()).unwrap_or(u64::MAX))
+    }
+
     /// Nobody has the file open any more: what only an open file needs goes.
     pub(super) fn settle_closed(&self, state: &mut State, slot: Slot, afterwards: &mut Afterwards) {
         let Some(object) = state.object_mut(slot) else { return };
@@ -373,48 +383,6 @@ impl Datapath {
         object.settle();
         state.update_hold(slot);
     }
-
-    pub(super) fn carry_out(&self, afterwards: Afterwards) {
-        afterwards.doomed.into_iter().for_each(|doomed| self.bury(doomed));
-        afterwards.places.into_iter().for_each(|place| self.free_place(place));
-        if let (Some(kernel), true) = (self.kernel.get(), !afterwards.changed.is_empty()) {
-            // Before the request is answered: whoever looks next must not be told what the kernel had at hand.
-            afterwards.changed.iter().for_each(|&ino| kernel.forget_attributes_now(ino));
-            if afterwards.moved_open {
-                // A kernel that cannot goes on to show the object to that one process, too.
-                kernel.forget_names();
-            }
-        }
-        for (path, through) in afterwards.removed {
-            self.remove_later(path, through);
-        }
-        if let (Some(this), false) =
-            (self.this.get().and_then(std::sync::Weak::upgrade), afterwards.untold.is_empty())
-        {
-            this.tell_later(afterwards.untold);
-        }
-        for ino in afterwards.unchecked {
-            self.check_later(ino);
-        }
-    }
-}
-
-/// What is done after the lock is let go.
-#[derive(Debug, Default)]
-pub(super) struct Afterwards {
-    pub(super) doomed: Vec<super::burial::Doomed>,
-    pub(super) places: Vec<Place>,
-    /// Inodes whose attributes the kernel should ask for again.
-    pub(super) changed: Vec<crate::namespace::Ino>,
-    /// Whether one of them is open and was moved to a name that stands for something else to one process: the kernel is to
-    /// look that name up again, and can only be told to do so for all.
-    pub(super) moved_open: bool,
-    /// Objects that no other member was told of.
-    pub(super) untold: Vec<crate::namespace::Ino>,
-    /// Names that stand for something on this host alone now, each with the version that went.
-    pub(super) removed: Vec<(Vec<u8>, crate::cluster::Stamp)>,
-    /// Inodes whose checksum is to be taken when the machine is idle.
-    pub(super) unchecked: Vec<crate::namespace::Ino>,
 }
 
 impl State {

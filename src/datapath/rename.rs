@@ -6,12 +6,12 @@
 use hashbrown::HashSet;
 use tidefs_engine::types::{ByteCount, Version};
 
+use super::afterwards::Afterwards;
 use super::burial::Doomed;
 use super::folders::QuotaInTheWay;
 use super::history::Ending;
 use super::object::Refusal;
 use super::regroup::{Changes, Walk};
-use super::release::Afterwards;
 use super::room::footprint;
 use super::{Caller, Credentials, Datapath, Error, Marks, Object, Phase, State, key_hash};
 use crate::namespace::{Ino, Name, Slot};

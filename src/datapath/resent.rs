@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::open::{EXPECTED_FOR_MS, OpenOptions};
+use super::expected::EXPECTED_FOR_MS;
+use super::open::OpenOptions;
 use super::verify::LONG;
-use super::{Caller, Credentials, Datapath, Error, Object, Phase, State};
+use super::{Caller, Credentials, Datapath, Error, Phase, State};
 use crate::namespace::{Ino, Name, Slot, ThreadId};
 
 /// How long after it was sent to look a name up again a thread is taken to come back for that.
@@ -330,15 +331,6 @@ impl Datapath {
             }
         }
         self.begin_version_if_sealed(caller, ino, options)
-    }
-
-    /// The file in `slot` is not sealed before the caller has come to write it, or has not for a long time.
-    pub(super) fn expect_writer(&self, state: &mut State, caller: &Caller, slot: Slot) {
-        let process = state.process(caller, self.clock.monotonic());
-        if let Some(open) = state.object_mut(slot).map(Object::open_mut) {
-            open.expected.push((caller.thread, process));
-            open.abandoned_at_ms = open.abandoned_at_ms.max(self.now_ms() + EXPECTED_FOR_MS);
-        }
     }
 }
 

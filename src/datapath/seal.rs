@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use tidefs_engine::types::{ByteCount, DirectoryId, KeyHash, Version};
 
-use super::release::Afterwards;
+use super::afterwards::Afterwards;
 use super::room::footprint;
 use super::stat::{last_changed_ns, last_written_ns};
 use super::{Datapath, Error, HandleId, Marks, Object, Phase, Place, State};

@@ -15,5 +15,7 @@ pub use node::{
     Attributes, Body, Ino, NAME_LENGTH_MAX, Name, NameError, Node, RESERVED_AT_ROOT, Slot, nanos_of,
     permissions, time_of,
 };
-pub use processes::{ProcessId, Processes, ThreadId, WriterFate, supplementary_groups, writer_fate};
+pub use processes::{
+    ProcessId, Processes, ThreadId, WriterFate, has_memory, supplementary_groups, writer_fate,
+};
 pub use tree::{Tree, TreeError, split_path};

@@ -118,7 +118,7 @@ pub fn writer_fate(thread: ThreadId) -> WriterFate {
 /// the task to end, and that exec may be waiting for this very answer: it closes files, too.
 ///
 /// Hot path: asked at each close of a writer.
-fn has_memory(thread: ThreadId) -> bool {
+pub fn has_memory(thread: ThreadId) -> bool {
     if !thread.is_known() {
         return false; // a task of another pid namespace; nothing is known of it
     }

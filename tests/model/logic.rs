@@ -26,6 +26,7 @@ mod below;
 mod calls;
 mod counting;
 mod depth;
+mod expected;
 mod expiry;
 mod fate;
 mod interleaved;

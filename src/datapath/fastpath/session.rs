@@ -11,7 +11,7 @@ use tidefs_engine::types::{ByteCount, SegmentId};
 
 use super::batch::Batch;
 use super::{LOCKED_AT_ONCE, Located};
-use crate::datapath::release::Afterwards;
+use crate::datapath::afterwards::Afterwards;
 use crate::datapath::rights::Credentials;
 use crate::datapath::{Datapath, Marks, Phase, State};
 use crate::namespace::{Ino, Name, Slot};

@@ -12,7 +12,7 @@ use super::pool::Shape;
 use super::segments::{Shared, Use};
 use super::session::{Begun, CREATES_MAX};
 use super::{LOCKED_AT_ONCE, Located, Session};
-use crate::datapath::release::Afterwards;
+use crate::datapath::afterwards::Afterwards;
 use crate::datapath::room::{Waits, footprint};
 use crate::datapath::{Caller, Datapath, Error, Marks, Object, Place, State, key_hash};
 use crate::namespace::{Attributes, Body, Ino, Name, RESERVED_AT_ROOT, Slot};

@@ -1,0 +1,65 @@
+//! What is left to do when a flow has let the lock go.
+
+use std::sync::Weak;
+
+use super::burial::Doomed;
+use super::{Datapath, Place};
+use crate::cluster::Stamp;
+use crate::namespace::Ino;
+
+/// What is done after the lock is let go.
+#[derive(Debug, Default)]
+pub(super) struct Afterwards {
+    pub(super) doomed: Vec<Doomed>,
+    pub(super) places: Vec<Place>,
+    /// Inodes whose attributes the kernel should ask for again.
+    pub(super) changed: Vec<Ino>,
+    /// Whether one of them is open and was moved to a name that stands for something else to one process: the kernel is to
+    /// look that name up again, and can only be told to do so for all.
+    pub(super) moved_open: bool,
+    /// Objects that no other member was told of.
+    pub(super) untold: Vec<Ino>,
+    /// Names that stand for something on this host alone now, each with the version that went.
+    pub(super) removed: Vec<(Vec<u8>, Stamp)>,
+    /// Inodes whose checksum is to be taken when the machine is idle.
+    pub(super) unchecked: Vec<Ino>,
+}
+
+impl Afterwards {
+    /// What comes of something else, too.
+    pub(super) fn extend(&mut self, other: Option<Self>) {
+        let Some(other) = other else { return };
+        self.doomed.extend(other.doomed);
+        self.places.extend(other.places);
+        self.changed.extend(other.changed);
+        self.moved_open |= other.moved_open;
+        self.untold.extend(other.untold);
+        self.removed.extend(other.removed);
+        self.unchecked.extend(other.unchecked);
+    }
+}
+
+impl Datapath {
+    /// Does it. Never under the lock.
+    pub(super) fn carry_out(&self, afterwards: Afterwards) {
+        afterwards.doomed.into_iter().for_each(|doomed| self.bury(doomed));
+        afterwards.places.into_iter().for_each(|place| self.free_place(place));
+        if let (Some(kernel), true) = (self.kernel.get(), !afterwards.changed.is_empty()) {
+            // Before the request is answered: whoever looks next must not be told what the kernel had at hand.
+            afterwards.changed.iter().for_each(|&ino| kernel.forget_attributes_now(ino));
+            if afterwards.moved_open {
+                // A kernel that cannot goes on to show the object to that one process, too.
+                kernel.forget_names();
+            }
+        }
+        for (path, through) in afterwards.removed {
+            self.remove_later(path, through);
+        }
+        if let (Some(this), false) = (self.this.get().and_then(Weak::upgrade), afterwards.untold.is_empty()) {
+            this.tell_later(afterwards.untold);
+        }
+        for ino in afterwards.unchecked {
+            self.check_later(ino);
+        }
+    }
+}

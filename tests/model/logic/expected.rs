@@ -1,0 +1,88 @@
+//! A version that all have closed and that waits for one more writer: for how long, and for whom.
+
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use tidefs::datapath::{Caller, Error, OpenOptions};
+use tidefs::namespace::{Ino, ThreadId};
+use tidefs_engine::types::ByteCount;
+
+use super::resent::publish;
+use super::{Logic, Setup, caller};
+use crate::common::pattern::bytes;
+use crate::system::{Open, System, Token};
+
+const READ: Open = Open { read: true, write: false, create: false, exclusive: false, truncate: false };
+const REWRITE: Open = Open { read: false, write: true, truncate: true, ..READ };
+
+/// An object that somebody reads, over which `sent` began a new version: its open was told to look the name up again, and it did.
+/// What was read keeps its bytes for the token that comes along.
+fn begun_by(sent: &Caller) -> (Logic, Token) {
+    let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
+    publish(&mut logic, 0, 1);
+    let reader = logic.open(2, "k", READ).expect("it is there");
+    let (ino, ..) = logic.look_up_as(sent, Ino::ROOT, "k").expect("it is there");
+    let options = OpenOptions { write: true, truncate: true, ..OpenOptions::default() };
+    let told = logic.datapath().open(sent, ino, options);
+    assert!(matches!(told, Err(Error::Stale)), "{told:?}");
+    let (begun, ..) = logic.look_up_as(sent, Ino::ROOT, "k").expect("it is given a version to write");
+    assert_ne!(begun, ino, "which is another one than what is read");
+    (logic, reader)
+}
+
+/// Another process joins the version that was begun, and closes it.
+fn rewritten(logic: &mut Logic) {
+    let writer = logic.open(0, "k", REWRITE).expect("it joins");
+    logic.write(0, writer, 0, &bytes(2, 60_000)).expect("write");
+    logic.close(0, writer);
+}
+
+fn length_seen(logic: &mut Logic) -> u64 {
+    logic.stat(2, "k").expect("it is there").size
+}
+
+/// A process that waits to be ended.
+fn waiting() -> (Child, Caller) {
+    let child = Command::new("sleep").arg("60").stdout(Stdio::null()).spawn().expect("sleep");
+    let thread = ThreadId(child.id());
+    (child, Caller { thread, ..caller(0) })
+}
+
+#[test]
+fn who_was_told_that_its_open_failed_and_ended_is_waited_for_by_nobody() {
+    let (mut child, sent) = waiting();
+    let (mut logic, _reader) = begun_by(&sent);
+    child.kill().and_then(|()| child.wait()).expect("it ends");
+    rewritten(&mut logic);
+    assert_eq!(length_seen(&mut logic), 60_000);
+}
+
+#[test]
+fn who_ends_after_the_others_have_closed_is_waited_for_no_longer() {
+    let (mut child, sent) = waiting();
+    let (mut logic, _reader) = begun_by(&sent);
+    rewritten(&mut logic);
+    assert_eq!(length_seen(&mut logic), 50_000, "it may come at any moment");
+    child.kill().and_then(|()| child.wait()).expect("it ends");
+    assert_eq!(length_seen(&mut logic), 60_000);
+}
+
+/// Its end cannot be seen, as of one that lives on and opens other files.
+#[test]
+fn who_does_not_come_to_what_the_others_have_closed_is_waited_for_no_longer_than_a_moment() {
+    let (mut logic, _reader) = begun_by(&caller(1));
+    rewritten(&mut logic);
+    assert_eq!(length_seen(&mut logic), 50_000, "it may come at any moment");
+    logic.advance(Duration::from_millis(501), false);
+    assert_eq!(length_seen(&mut logic), 60_000);
+}
+
+#[test]
+fn who_comes_to_what_the_others_have_closed_writes_the_same_version() {
+    let (mut logic, _reader) = begun_by(&caller(1));
+    rewritten(&mut logic);
+    let late = logic.open(1, "k", Open { truncate: false, ..REWRITE }).expect("it comes");
+    logic.write(1, late, 60_000, b"end").expect("write");
+    logic.close(1, late);
+    assert_eq!(length_seen(&mut logic), 60_003);
+}
