@@ -299,6 +299,7 @@ impl Datapath {
     ) {
         self.telemetry.discarded_writes.increment();
         let key = state.key_of(slot);
+        afterwards.untold.extend(state.outlives(slot));
         afterwards.doomed.push(state.discard_writing(slot));
         if let (Some(key), Some(ending)) = (key, ending) {
             state.history.note(key, self.now_ns(), ending);
@@ -340,6 +341,7 @@ impl Datapath {
         if let Err(error) = self.seal(state, slot, afterwards) {
             tracing::error!(path = state.path_text(slot), %error, "an object could not be sealed and is dropped");
             self.telemetry.discarded_writes.increment();
+            afterwards.untold.extend(state.outlives(slot));
             afterwards.doomed.push(state.discard_writing(slot));
         }
     }

@@ -34,6 +34,7 @@ mod late_close;
 mod leftover;
 mod meanwhile;
 mod member;
+mod member_closes;
 mod packed;
 mod policy;
 mod resent;

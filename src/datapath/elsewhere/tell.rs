@@ -134,6 +134,11 @@ impl Datapath {
                 appeared.ino = state.tree.ino(slot);
                 (appeared.stamp, appeared.facts) = state.facts_for_members(slot)?;
                 appeared.is_promise = false;
+                if state.is_promised_above(slot, appeared.stamp) {
+                    // The others were told of what takes its place here. To be told of this one now would have it stand, for them,
+                    // until that is told again: by then others may have written what is later.
+                    return None;
+                }
             } else if state.elsewhere.was_withdrawn(&appeared.path, appeared.stamp) {
                 return None;
             }
@@ -231,6 +236,24 @@ impl State {
         let is_written =
             self.object(slot).is_some_and(|object| object.phase == Phase::Writing && !is_overtaken(object));
         is_written && self.final_path(slot).as_deref() == Some(path)
+    }
+
+    /// Whether what was closed over the object in `slot`, and is sealed in a moment, was told as a later version than `stamp`.
+    fn is_promised_above(&self, slot: Slot, stamp: Stamp) -> bool {
+        self.next_version(slot).is_some_and(|next| self.promised(next) > Some(stamp))
+    }
+
+    /// The hidden file in `slot` is dropped, which the others may have been told of as what stands under its name. Returns the
+    /// object that stands there on: they are to be told of that.
+    pub(in crate::datapath) fn outlives(&mut self, slot: Slot) -> Option<Ino> {
+        let promised = self.promised(slot)?;
+        let (current, _) = self.versions_of(slot);
+        let is_here =
+            |&slot: &Slot| self.sealed_stamp(slot) < Some(promised) && self.remote_size(slot).is_none();
+        let current = current.filter(is_here)?;
+        self.harden(current);
+        self.mark_untold(current);
+        Some(self.tree.ino(current))
     }
 
     /// Whether this host has an object at `path`, or writes the file `ino` for it.

@@ -16,8 +16,9 @@ use super::{Logic, Setup, caller};
 use crate::common::wait;
 use crate::system::{Change, Open, System, Token};
 
-const TRUNCATE: Open = Open { read: false, write: true, create: false, exclusive: false, truncate: true };
-const WRITE: Open = Open { truncate: false, ..TRUNCATE };
+pub(super) const TRUNCATE: Open =
+    Open { read: false, write: true, create: false, exclusive: false, truncate: true };
+pub(super) const WRITE: Open = Open { truncate: false, ..TRUNCATE };
 
 /// Objects of others that a host shows beside those that the kernel knows.
 const SHOWN_MAX: usize = 8;
@@ -29,21 +30,21 @@ fn config(id: u64) -> ClusterConfig {
 }
 
 /// A host that is the only member of its cluster.
-struct Member {
-    logic: Logic,
+pub(super) struct Member {
+    pub(super) logic: Logic,
     runtime: Runtime,
     coordinator: Embedded,
     side: Arc<MemberSide>,
-    cluster: Arc<Cluster>,
+    pub(super) cluster: Arc<Cluster>,
 }
 
 impl Member {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self::after(|_| ())
     }
 
     /// The same, with an object of which the others know.
-    fn with_one_told() -> Self {
+    pub(super) fn with_one_told() -> Self {
         let mut member = Self::new();
         let news = member.publish(1);
         member.tell(news);
@@ -51,7 +52,7 @@ impl Member {
     }
 
     /// A host that has done something before it joined.
-    fn after(alone: impl FnOnce(&mut Logic)) -> Self {
+    pub(super) fn after(alone: impl FnOnce(&mut Logic)) -> Self {
         let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -75,7 +76,7 @@ impl Member {
     }
 
     /// Others join, which hold nothing.
-    fn join<const N: usize>(&self, ids: [u64; N]) -> [Cluster; N] {
+    pub(super) fn join<const N: usize>(&self, ids: [u64; N]) -> [Cluster; N] {
         let others = ids.map(|id| {
             let nobody: Weak<dyn Holder> = Weak::<MemberSide>::new();
             let (handle, coordinator) = (self.runtime.handle().clone(), self.coordinator.another());
@@ -87,7 +88,7 @@ impl Member {
     }
 
     /// Waits until this host sees as many others like that.
-    fn sees(&self, count: usize, is_so: fn(&LinkState) -> bool) {
+    pub(super) fn sees(&self, count: usize, is_so: fn(&LinkState) -> bool) {
         let are_there = || {
             let members = self.cluster.status().members;
             members.iter().filter(|member| is_so(&member.link)).count() == count
@@ -96,40 +97,40 @@ impl Member {
     }
 
     /// Two others join, which nobody reaches any more.
-    fn lose_two_others(&self) {
+    pub(super) fn lose_two_others(&self) {
         for other in self.join([2, 3]) {
             self.runtime.block_on(other.close());
         }
         self.sees(2, |link| matches!(link, LinkState::Suspect(_)));
     }
 
-    fn datapath(&self) -> &Arc<Datapath> {
+    pub(super) fn datapath(&self) -> &Arc<Datapath> {
         self.logic.datapath()
     }
 
     /// Makes an object of another file, and says what is to be told of it.
-    fn publish(&mut self, seed: u64) -> News {
+    pub(super) fn publish(&mut self, seed: u64) -> News {
         publish(&mut self.logic, 0, seed);
         self.datapath().news_of(Ino::ROOT, b"k")
     }
 
-    fn unlink(&mut self, who: usize) -> News {
+    pub(super) fn unlink(&mut self, who: usize) -> News {
         let news = self.datapath().news_of_removal(Ino::ROOT, b"k");
         self.logic.unlink(who, "k").expect("unlink");
         news
     }
 
-    fn tell(&self, news: News) {
+    pub(super) fn tell(&self, news: News) {
         self.runtime.block_on(self.datapath().tell(news));
     }
 
     /// Another member replaced, or removed, what stands there.
-    fn withdraw(&self, through: Stamp) {
+    pub(super) fn withdraw(&self, through: Stamp) {
         self.runtime.block_on(self.side.withdraw(b"k".to_vec(), through));
     }
 
     /// Writes a file straight to its name and closes a descriptor of it. Says what is to be told of that.
-    fn write(&mut self, who: usize, open: Open) -> (Token, News) {
+    pub(super) fn write(&mut self, who: usize, open: Open) -> (Token, News) {
         let writer = self.logic.open(who, "k", open).expect("open");
         self.logic.write(who, writer, 0, &[7; 50_000]).expect("write");
         self.logic.flush(who, writer);
@@ -138,7 +139,7 @@ impl Member {
     }
 
     /// Waits until so much was published: what is told later is told by others.
-    fn has_published(&self, count: u64) {
+    pub(super) fn has_published(&self, count: u64) {
         let end = Instant::now() + Duration::from_secs(10);
         while self.told().0 != count {
             assert!(Instant::now() < end, "{} were published, not {count}", self.told().0);
@@ -147,20 +148,20 @@ impl Member {
     }
 
     /// The version of the object that stands there.
-    fn stamp(&self, name: &str) -> Stamp {
+    pub(super) fn stamp(&self, name: &str) -> Stamp {
         let facts = self.datapath().facts(name.as_bytes()).expect("it is there");
         let sealed_at_ns = facts.sealed_at_ns.expect("it is sealed");
         Stamp(u64::try_from(sealed_at_ns).expect("a time after 1970"))
     }
 
-    fn is_there(&mut self) -> bool {
+    pub(super) fn is_there(&mut self) -> bool {
         let found = self.logic.resolve(1, "k").map(drop);
         assert!(matches!(found, Ok(()) | Err(Errno::ENOENT)), "{found:?}");
         found.is_ok()
     }
 
     /// How often something was published and removed.
-    fn told(&self) -> (u64, u64) {
+    pub(super) fn told(&self) -> (u64, u64) {
         let telemetry = self.datapath().telemetry();
         (telemetry.catalog_publications.get(), telemetry.catalog_removals.get())
     }
@@ -287,76 +288,6 @@ fn what_was_removed_before_it_was_told_is_not_told_after_its_removal() {
 }
 
 #[test]
-fn what_is_closed_over_a_version_that_is_just_told_is_told_once_more() {
-    let mut member = Member::with_one_told();
-    let (writer, promise) = member.write(1, TRUNCATE);
-    member.tell(promise);
-    let second = member.publish(2);
-    let being_told = member.cluster.about_to_publish(b"k");
-    member.logic.close(1, writer);
-    drop(being_told);
-    member.has_published(3);
-    member.tell(second);
-    assert_eq!(member.told(), (3, 0), "what stands there was told");
-}
-
-#[test]
-fn what_is_closed_over_a_later_version_is_told_once_more() {
-    let mut member = Member::with_one_told();
-    let (writer, promise) = member.write(1, TRUNCATE);
-    member.tell(promise);
-    member.logic.advance(Duration::from_millis(1), false);
-    let second = member.publish(2);
-    member.tell(second);
-    member.logic.close(1, writer);
-    member.has_published(4);
-}
-
-#[test]
-fn a_close_that_is_told_late_says_nothing_of_a_file_that_was_overtaken() {
-    let mut member = Member::with_one_told();
-    let (writer, promise) = member.write(1, TRUNCATE);
-    let second = member.publish(2);
-    member.tell(second);
-    // What is told at its turn, and what is to be told from now on.
-    member.tell(promise);
-    let (handle, _) = member.logic.handle(writer);
-    assert!(member.datapath().news_of_close(&caller(1), handle).is_empty());
-    assert_eq!(member.told(), (2, 0));
-    // Its RELEASE comes, without another close.
-    member.logic.handles.remove(&writer);
-    member.datapath().release(handle);
-    assert!(member.is_there());
-    assert_eq!(member.told(), (2, 0));
-}
-
-#[test]
-fn a_close_that_is_told_late_says_nothing_of_a_file_that_was_replaced() {
-    let mut member = Member::new();
-    let (writer, promise) = member.write(1, CREATE);
-    let news = member.publish(2);
-    member.tell(news);
-    member.tell(promise);
-    assert_eq!(member.told(), (1, 0));
-    member.logic.close(1, writer);
-    assert!(member.is_there());
-}
-
-#[test]
-fn a_version_that_was_promised_for_one_name_is_told_of_the_other_that_it_gets() {
-    let mut member = Member::with_one_told();
-    let (writer, promise) = member.write(1, TRUNCATE);
-    member.tell(promise);
-    let removed = member.datapath().news_of_removal(Ino::ROOT, b"k");
-    member.logic.rename(0, "k", "k2", false).expect("rename");
-    let news = member.datapath().news_of(Ino::ROOT, b"k2").and(removed);
-    member.tell(news);
-    assert_eq!(member.told(), (3, 1));
-    member.logic.close(1, writer);
-    member.has_published(4);
-}
-
-#[test]
 fn the_removal_of_an_object_that_is_being_written_in_place_is_told() {
     let mut member = Member::with_one_told();
     let writer = member.logic.open(1, "k", WRITE).expect("open");
@@ -365,19 +296,6 @@ fn the_removal_of_an_object_that_is_being_written_in_place_is_told() {
     member.tell(removal);
     member.logic.close(1, writer);
     assert_eq!(member.told(), (1, 1));
-    assert!(!member.is_there());
-}
-
-#[test]
-fn a_file_that_is_removed_before_its_close_is_told_is_told_before_its_removal() {
-    let mut member = Member::with_one_told();
-    let (writer, promise) = member.write(1, TRUNCATE);
-    let removal = member.unlink(1);
-    member.tell(promise);
-    assert_eq!(member.told(), (2, 0), "it hides the version before it");
-    member.tell(removal);
-    assert_eq!(member.told(), (2, 1));
-    member.logic.close(1, writer);
     assert!(!member.is_there());
 }
 

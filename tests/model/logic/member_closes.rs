@@ -1,0 +1,148 @@
+//! What the other members are told of a file that is closed under its final name, when others have changed what stands there
+//! meanwhile.
+
+use std::time::Duration;
+
+use tidefs::datapath::News;
+use tidefs::namespace::Ino;
+
+use super::caller;
+use super::member::{Member, TRUNCATE, WRITE};
+use super::resent::CREATE;
+use crate::system::{Open, System, Token};
+
+const READ: Open = Open { read: true, write: false, truncate: false, ..TRUNCATE };
+
+#[test]
+fn what_is_closed_over_a_version_that_is_just_told_is_told_once_more() {
+    let mut member = Member::with_one_told();
+    let (writer, promise) = member.write(1, TRUNCATE);
+    member.tell(promise);
+    let second = member.publish(2);
+    let being_told = member.cluster.about_to_publish(b"k");
+    member.logic.close(1, writer);
+    drop(being_told);
+    member.has_published(3);
+    member.tell(second);
+    assert_eq!(member.told(), (3, 0), "what stands there was told");
+}
+
+#[test]
+fn what_is_closed_over_a_later_version_is_told_once_more() {
+    let mut member = Member::with_one_told();
+    let (writer, promise) = member.write(1, TRUNCATE);
+    member.tell(promise);
+    member.logic.advance(Duration::from_millis(1), false);
+    let second = member.publish(2);
+    member.tell(second);
+    member.logic.close(1, writer);
+    member.has_published(4);
+}
+
+/// A file that is closed over an object which took the name while the file was written. Returns what is to be told of both, that
+/// of the object first, and the descriptor.
+fn closed_after_a_rename(member: &mut Member, length: usize) -> (Token, News, News) {
+    // Whose bytes stay: what is written comes beside them.
+    member.logic.open(2, "k", READ).expect("open");
+    let writer = member.logic.open(1, "k", TRUNCATE).expect("open");
+    member.logic.write(1, writer, 0, &[7; 60_000][..length]).expect("write");
+    let renamed = member.publish(2);
+    member.logic.advance(Duration::from_millis(1), false);
+    member.logic.flush(1, writer);
+    let (handle, _) = member.logic.handle(writer);
+    let closed = member.datapath().news_of_close(&caller(1), handle);
+    assert!(!closed.is_empty());
+    (writer, renamed, closed)
+}
+
+#[test]
+fn a_rename_that_is_told_late_says_nothing_of_what_was_replaced_by_a_close() {
+    let mut member = Member::with_one_told();
+    let (writer, renamed, closed) = closed_after_a_rename(&mut member, 60_000);
+    member.tell(closed);
+    member.tell(renamed);
+    assert_eq!(member.told(), (2, 0), "what takes its place was told");
+    // Its RELEASE comes, without another close.
+    let (handle, _) = member.logic.handle(writer);
+    member.logic.handles.remove(&writer);
+    member.datapath().release(handle);
+    assert_eq!(member.logic.stat(0, "k").expect("it is there").size, 60_000);
+    member.withdraw(member.stamp("k"));
+    assert!(!member.is_there(), "it was told, and is not told again");
+    assert_eq!(member.told(), (2, 0));
+}
+
+#[test]
+fn what_outlives_a_file_that_was_to_take_its_place_is_told() {
+    let mut member = Member::with_one_told();
+    let (writer, renamed, closed) = closed_after_a_rename(&mut member, 0);
+    member.tell(closed);
+    member.tell(renamed);
+    assert_eq!(member.told(), (2, 0));
+    // Another writer comes, and dies in its open(2).
+    let joined = member.logic.open(1, "k", WRITE).expect("open");
+    for writer in [writer, joined] {
+        let (handle, _) = member.logic.handle(writer);
+        member.logic.handles.remove(&writer);
+        member.datapath().release(handle);
+    }
+    assert_eq!(member.logic.stat(0, "k").expect("it is there").size, 50_000);
+    member.has_published(3);
+}
+
+#[test]
+fn a_close_that_is_told_late_says_nothing_of_a_file_that_was_overtaken() {
+    let mut member = Member::with_one_told();
+    let (writer, promise) = member.write(1, TRUNCATE);
+    let second = member.publish(2);
+    member.tell(second);
+    // What is told at its turn, and what is to be told from now on.
+    member.tell(promise);
+    let (handle, _) = member.logic.handle(writer);
+    assert!(member.datapath().news_of_close(&caller(1), handle).is_empty());
+    assert_eq!(member.told(), (2, 0));
+    // Its RELEASE comes, without another close.
+    member.logic.handles.remove(&writer);
+    member.datapath().release(handle);
+    assert!(member.is_there());
+    assert_eq!(member.told(), (2, 0));
+}
+
+#[test]
+fn a_close_that_is_told_late_says_nothing_of_a_file_that_was_replaced() {
+    let mut member = Member::new();
+    let (writer, promise) = member.write(1, CREATE);
+    let news = member.publish(2);
+    member.tell(news);
+    member.tell(promise);
+    assert_eq!(member.told(), (1, 0));
+    member.logic.close(1, writer);
+    assert!(member.is_there());
+}
+
+#[test]
+fn a_version_that_was_promised_for_one_name_is_told_of_the_other_that_it_gets() {
+    let mut member = Member::with_one_told();
+    let (writer, promise) = member.write(1, TRUNCATE);
+    member.tell(promise);
+    let removed = member.datapath().news_of_removal(Ino::ROOT, b"k");
+    member.logic.rename(0, "k", "k2", false).expect("rename");
+    let news = member.datapath().news_of(Ino::ROOT, b"k2").and(removed);
+    member.tell(news);
+    assert_eq!(member.told(), (3, 1));
+    member.logic.close(1, writer);
+    member.has_published(4);
+}
+
+#[test]
+fn a_file_that_is_removed_before_its_close_is_told_is_told_before_its_removal() {
+    let mut member = Member::with_one_told();
+    let (writer, promise) = member.write(1, TRUNCATE);
+    let removal = member.unlink(1);
+    member.tell(promise);
+    assert_eq!(member.told(), (2, 0), "it hides the version before it");
+    member.tell(removal);
+    assert_eq!(member.told(), (2, 1));
+    member.logic.close(1, writer);
+    assert!(!member.is_there());
+}
