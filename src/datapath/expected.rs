@@ -1,17 +1,17 @@
-//! Writers that were sent to look a name up again, and for which the version that they are given waits: it is not sealed before they
-//! have come to open it.
+//! Writers that were sent to look a name up again, and for which the version that they are given waits before it is sealed.
 //!
 //! Others may have closed it meanwhile, and were told that it is done. So the wait is for those alone who can still come: not for
 //! threads that have ended, as a program does that is told that its open has failed, and not for long.
 
 use super::afterwards::Afterwards;
+use super::object::OpenState;
 use super::{Caller, Datapath, Object, Phase, State};
 use crate::namespace::{ProcessId, Slot, ThreadId, has_memory};
 
 /// How long a version waits for a thread that was sent to open it: it comes back within its system call, unless it dies.
 pub(super) const EXPECTED_FOR_MS: u64 = 10_000;
-/// The same for a version that all others have closed, and that nobody else sees until then.
-pub(super) const EXPECTED_BY_CLOSED_MS: u64 = 500;
+/// The same where others miss something for that time: what they have closed, or an object that is to be written where it is.
+const HIDDEN_FOR_MS: u64 = 500;
 
 /// A thread that is about to open a version.
 #[derive(Clone, Copy, Debug)]
@@ -38,27 +38,28 @@ impl Expected {
 }
 
 impl Datapath {
-    /// The file in `slot` is not sealed before the caller has come to write it, or has not for a long time.
+    /// The file in `slot` waits for the caller, who comes to write it.
     pub(super) fn expect_writer(&self, state: &mut State, caller: &Caller, slot: Slot) {
         let process = state.process(caller, self.clock.monotonic());
-        let until_ms = self.now_ms() + EXPECTED_FOR_MS;
-        if let Some(open) = state.object_mut(slot).map(Object::open_mut) {
-            if !open.expected.iter().any(|expected| expected.is_thread(caller.thread)) {
-                let is_seen = has_memory(caller.thread);
-                open.expected.push(Expected { thread: caller.thread, process, is_seen });
-            }
-            open.abandoned_at_ms = open.abandoned_at_ms.max(until_ms);
+        let Some(object) = state.object_mut(slot) else { return };
+        let open = object.open_mut();
+        let is_missed = open.was_opened && open.writers == 0;
+        let until_ms = self.now_ms() + if is_missed { HIDDEN_FOR_MS } else { EXPECTED_FOR_MS };
+        if !open.expected.iter().any(|expected| expected.is_thread(caller.thread)) {
+            let is_seen = has_memory(caller.thread);
+            open.expected.push(Expected { thread: caller.thread, process, is_seen });
         }
+        open.abandoned_at_ms = open.abandoned_at_ms.max(until_ms);
     }
 
     /// All who had the hidden file in `slot` open have closed it. Returns whether somebody may still come who is waited for.
     pub(super) fn waits_for_writers(&self, state: &mut State, slot: Slot) -> bool {
         let now_ms = self.now_ms();
-        state.forget_who_ended(slot);
+        state.stop_expecting(slot, now_ms);
         let Some(open) = state.object_mut(slot).map(Object::open_mut) else { return false };
-        let is_awaited = !open.expected.is_empty() && open.abandoned_at_ms > now_ms;
+        let is_awaited = !open.expected.is_empty();
         if is_awaited {
-            open.abandoned_at_ms = open.abandoned_at_ms.min(now_ms + EXPECTED_BY_CLOSED_MS);
+            open.abandoned_at_ms = open.abandoned_at_ms.min(now_ms + HIDDEN_FOR_MS);
         }
         is_awaited
     }
@@ -68,23 +69,25 @@ impl Datapath {
     pub(super) fn end_what_nobody_comes_for(&self, state: &mut State, slot: Slot) -> Option<Afterwards> {
         // Hot path: nearly nothing is being written.
         let written = state.next_version(slot).unwrap_or(slot);
-        let is_awaited = |open: &super::object::OpenState| !open.expected.is_empty() && open.was_opened;
-        let object =
-            state.object(written).filter(|object| object.phase == Phase::Writing && !object.is_open());
-        object.and_then(|object| object.open.as_deref()).filter(|open| is_awaited(open))?;
-        state.forget_who_ended(written);
-        self.end_if_abandoned(state, written, self.now_ms())
+        let object = state.object(written).filter(|object| object.phase == Phase::Writing)?;
+        object.open.as_deref().filter(|open| open.was_opened && open.writers == 0)?;
+        let now_ms = self.now_ms();
+        state.stop_expecting(written, now_ms);
+        self.end_if_abandoned(state, written, now_ms)
     }
 
-    /// Ends the hidden version in `slot`, which nobody has open, when it is past the time in which its writer comes back.
+    /// Ends the hidden version in `slot`, which nobody writes, when it is past the time in which its writer comes back.
     pub(super) fn end_if_abandoned(&self, state: &mut State, slot: Slot, now_ms: u64) -> Option<Afterwards> {
-        let object = state.object(slot).filter(|object| !object.is_open())?;
-        let open = object.open.as_deref().filter(|open| open.abandoned_at_ms <= now_ms)?;
+        let object = state.object(slot)?;
+        let is_over = |open: &&OpenState| open.writers == 0 && open.abandoned_at_ms <= now_ms;
+        let open = object.open.as_deref().filter(is_over)?;
         let mut afterwards = Afterwards::default();
         if open.was_opened {
             // Who was expected did not come; what the others wrote stands.
             self.end_writing(state, slot, &mut afterwards);
             state.settle_ended(slot);
+        } else if object.is_open() {
+            return None;
         } else {
             afterwards.doomed.push(state.discard_writing(slot));
         }
@@ -99,9 +102,11 @@ impl State {
         self.forget_expected(slot, |expected| expected.is_thread(caller.thread));
     }
 
-    /// Nobody waits for threads that have ended.
-    pub(super) fn forget_who_ended(&mut self, slot: Slot) {
-        self.forget_expected(slot, Expected::has_ended);
+    /// Nobody waits for threads that have ended, nor any longer than until then.
+    pub(super) fn stop_expecting(&mut self, slot: Slot, now_ms: u64) {
+        let open = self.object(slot).and_then(|object| object.open.as_deref());
+        let is_over = open.is_some_and(|open| open.abandoned_at_ms <= now_ms);
+        self.forget_expected(slot, |expected| is_over || expected.has_ended());
     }
 
     fn forget_expected(&mut self, slot: Slot, comes_no_more: impl Fn(&Expected) -> bool) {

@@ -78,7 +78,7 @@ impl Datapath {
         *next = Slot(part.last()?.0.checked_add(1)?);
         let mut afterwards = Afterwards::default();
         for slot in part {
-            state.forget_who_ended(slot);
+            state.stop_expecting(slot, now_ms);
             afterwards.extend(self.end_if_abandoned(state, slot, now_ms));
         }
         Some(afterwards)

@@ -205,7 +205,7 @@ impl Datapath {
             drop(state);
             self.released.notify_all();
             self.carry_out(afterwards);
-            // It is an object now, so this comes here once.
+            // It is not being written any more, so this comes here once.
             return self.lookup(caller, directory_ino, name.as_bytes(), patience);
         }
         let seen = match state.visible(caller, now, child) {

@@ -194,11 +194,12 @@ pub struct OpenState {
     pub next_version: Option<Slot>,
     /// Where this hidden version will stand once it is sealed, when an older version stands there now.
     pub supersedes: Option<(Slot, Name)>,
-    /// Monotonic milliseconds at which a version that nobody came to write is dropped.
+    /// Monotonic milliseconds at which nobody is waited for any more: a version that nobody came to write is dropped, and one that
+    /// others have closed is sealed.
     pub abandoned_at_ms: u64,
     /// Whether nobody opens it any more who has not: its bytes are wrong, or an operator took them away.
     pub is_barred: bool,
-    /// Threads that were sent to look the name up again and open this version: it is not sealed before they come.
+    /// Threads that were sent to look the name up again and open this version: it waits for them, for a while.
     pub expected: Vec<Expected>,
     /// Whether anybody has had it open for writing.
     pub was_opened: bool,
@@ -245,10 +246,10 @@ impl OpenState {
         &mut self.writer_processes[index]
     }
 
-    /// Whether all who have it open for writing have announced their close, as far as is known, and nobody is about to come.
+    /// Whether somebody wrote it, and all who did have announced their close, as far as is known. Others may be about to come.
     #[must_use]
     pub fn is_closed_by_all(&self) -> bool {
-        self.writers > 0 && self.flushed == self.writers && self.expected.is_empty()
+        self.was_opened && self.flushed == self.writers
     }
 
     /// Whether a RELEASE is on the way that makes an object of it: not of what was overtaken, of which nothing comes, nor before
@@ -361,6 +362,7 @@ impl Object {
     pub fn is_about_to_show(&self, announced_ms: RangeInclusive<u64>) -> bool {
         let is_closed = |open: &OpenState| {
             open.is_about_to_close()
+                && open.writers > 0
                 && open.is_closed_by_all()
                 && announced_ms.contains(&open.announced_at_ms)
         };

@@ -60,7 +60,7 @@ impl Datapath {
         let mut state = self.lock();
         if may_be_last {
             // Who looks it up from now on waits for what comes of it, unless somebody is still to come.
-            state.forget_who_ended(slot);
+            state.stop_expecting(slot, now_ms);
         }
         let Some(object) = state.object_mut(slot) else { return kept };
         let was_shown = object.marks.has(Marks::SHOWN);

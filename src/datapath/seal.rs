@@ -258,6 +258,7 @@ impl Datapath {
             open.next_version = heir;
             open.withdrawn = None;
             open.is_overtaken = false;
+            open.expected.clear();
             // A close that was announced before the rename is on its way still.
             open.closing &= open.writers > 0;
         }

@@ -117,7 +117,7 @@ pub fn writer_fate(thread: ThreadId) -> WriterFate {
 /// Neither way takes a lock of the task. Nearly everything else in /proc and process_vm_readv(2) wait for an exec(2) of
 /// the task to end, and that exec may be waiting for this very answer: it closes files, too.
 ///
-/// Hot path: asked at each close of a writer.
+/// Hot path: asked at each close of a writer, and of those that are waited for.
 pub fn has_memory(thread: ThreadId) -> bool {
     if !thread.is_known() {
         return false; // a task of another pid namespace; nothing is known of it

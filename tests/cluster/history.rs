@@ -46,6 +46,8 @@ enum Did {
 struct Event {
     key: usize,
     host: usize,
+    /// Which of the programs of that host.
+    number: usize,
     did: Did,
     start: Duration,
     end: Duration,
@@ -55,8 +57,11 @@ struct Event {
 
 impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { key, host, did, start, end, is_certain } = self;
-        write!(f, "key {key} on host {host}: {did:?} from {start:?} to {end:?}, certain: {is_certain}")
+        let Self { key, host, number, did, start, end, is_certain } = self;
+        write!(
+            f,
+            "key {key} on host {host} by {number}: {did:?} from {start:?} to {end:?}, certain: {is_certain}"
+        )
     }
 }
 
@@ -94,7 +99,8 @@ impl History {
                 let is_same_file = (unlink.key, unlink.host) == (event.key, event.host);
                 is_same_file && unlink.start < event.end && event.start < unlink.end
             };
-            if matches!(event.did, Did::Publish(_)) && unlinks.iter().any(takes_its_name) {
+            let is_copy = event.number == COPIES && matches!(event.did, Did::Publish(_));
+            if is_copy && unlinks.iter().any(takes_its_name) {
                 event.is_certain = false;
             }
         }
@@ -181,6 +187,9 @@ pub(crate) struct Programs {
     fillers: u32,
 }
 
+/// The one that writes straight to names, where one does.
+const COPIES: usize = 0;
+
 /// Has the program with a number publish a value as an object of a length. Returns whether that was done.
 type Publish = fn(usize, &Path, u64, usize) -> bool;
 
@@ -243,7 +252,7 @@ impl Programs {
             let end = self.epoch.elapsed();
             // What failed may have happened all the same. An unlink that found nothing ended nothing.
             let is_certain = is_done && end - start < CERTAIN;
-            let event = Event { key, host, did, start, end, is_certain };
+            let event = Event { key, host, number, did, start, end, is_certain };
             self.history.lock().expect("nobody panics with it").events.push(event);
             thread::sleep(Duration::from_millis(random.random_range(0..4)));
         }
@@ -363,7 +372,7 @@ fn looks_on_all_hosts_are_explained_where_files_are_written_straight_to_their_na
     let mut hosts = Hosts::start(3, &[]);
     // One on each host: what two write to one file at once is of both, as on any file system.
     let both: Publish = |number, path, value, length| match number {
-        0 => copy(path, value, length),
+        COPIES => copy(path, value, length),
         _ => publish(path, value, length),
     };
     let mut history = history_by(Programs::new(both), &mut hosts, |_, programs| {
@@ -380,6 +389,7 @@ fn a_look_that_nothing_explains_is_found() {
     let event = |did, start: u64, end: u64| Event {
         key: 0,
         host: 0,
+        number: COPIES,
         did,
         start: at(start),
         end: at(end),

@@ -3,7 +3,8 @@
 //! Invariants
 //! - An object that is sealed or renamed here and of which no other member has been told yet is *untold*, from the moment in
 //!   which it has its name: whatever is decided elsewhere by then comes before it, and does not withdraw it. Whoever makes it so
-//!   tells of it, or it would not be withdrawn for ever; it is untold no more when it loses its name, or is written again.
+//!   tells of it, or it would not be withdrawn for ever; it is untold no more when it loses its name, is written again, or is to be
+//!   replaced by what the others were told of.
 //! - So is a directory of which nobody could be told: when it is announced and refused, as one was removed there before, it stays and
 //!   is told of once more.
 

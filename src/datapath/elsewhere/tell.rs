@@ -4,13 +4,15 @@
 //! catalog hears of the object later, and until then the object is found on this host alone, with a warning and a count.
 //!
 //! Of one name one thing is told at a time ([`Turns`](super::turns::Turns)), and that is what stands there when it is told: the
-//! catalog puts what it hears in order, which must be the order in which it happened here.
+//! catalog puts what it hears in order, which must be the order in which it happened here. Of what a file replaces that was told
+//! at its close nothing is told any more.
 
 use std::sync::Arc;
 
 use tidefs_engine::types::ByteCount;
 use tokio::time::timeout_at;
 
+use super::super::object::OpenState;
 use super::super::{Datapath, Object, Phase, State};
 use super::news::{Appeared, News, Removed};
 use super::{ClusterSide, stamp_of};
@@ -81,7 +83,7 @@ impl Datapath {
             // Also if nobody hears of it now: with an earlier version it would leave with what was removed there before.
             let above = side.cluster.above_removed(&path, stamp);
             if above != stamp {
-                self.take_stamp(ino, (stamp, above), false, file.size);
+                self.take_stamp((ino, &path), (stamp, above), false, file.size);
                 stamp = above;
             }
         }
@@ -91,7 +93,7 @@ impl Datapath {
         match published {
             Ok(published) => {
                 if let Facts::File(file) = facts {
-                    self.take_stamp(ino, (stamp, published.stamp), is_promise, file.size);
+                    self.take_stamp((ino, &path), (stamp, published.stamp), is_promise, file.size);
                     if !self.lock().has_at(ino, &path) {
                         // It left before it had the version that it was given: what was told of that meant another one.
                         side.cluster.let_go(&path, published.stamp);
@@ -165,9 +167,19 @@ impl Datapath {
     }
 
     /// The version of an object is what the catalog made of the one that was proposed.
-    fn take_stamp(&self, ino: Ino, (proposed, given): (Stamp, Stamp), is_promise: bool, size: ByteCount) {
+    fn take_stamp(
+        &self,
+        (ino, path): (Ino, &[u8]),
+        (proposed, given): (Stamp, Stamp),
+        is_promise: bool,
+        size: ByteCount,
+    ) {
         let mut state = self.lock();
         let Some(slot) = state.tree.by_ino(ino) else { return };
+        if is_promise && !state.is_written_for(ino, path) {
+            // It is to stand somewhere else by now, or nowhere.
+            return;
+        }
         if is_promise && state.is_withdrawn(slot, given) {
             // Removed or replaced on another member before this one heard that it was published.
             return self.withdraw_promise(&mut state, slot, size);
@@ -240,7 +252,10 @@ impl State {
 
     /// Whether what was closed over the object in `slot`, and is sealed in a moment, was told as a later version than `stamp`.
     fn is_promised_above(&self, slot: Slot, stamp: Stamp) -> bool {
-        self.next_version(slot).is_some_and(|next| self.promised(next) > Some(stamp))
+        let next = self.next_version(slot).and_then(|next| self.object(next)?.open.as_deref());
+        let takes_its_place = |open: &OpenState| open.is_closed_by_all() && !open.is_overtaken;
+        let promised = next.filter(|open| takes_its_place(open)).and_then(|open| open.promised);
+        promised.is_some_and(|(promised, _)| promised > stamp)
     }
 
     /// The hidden file in `slot` is dropped, which the others may have been told of as what stands under its name. Returns the

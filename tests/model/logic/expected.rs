@@ -3,6 +3,7 @@
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use nix::errno::Errno;
 use tidefs::datapath::{Caller, Error, OpenOptions};
 use tidefs::namespace::{Ino, ThreadId};
 use tidefs_engine::types::ByteCount;
@@ -73,6 +74,42 @@ fn who_does_not_come_to_what_the_others_have_closed_is_waited_for_no_longer_than
     let (mut logic, _reader) = begun_by(&caller(1));
     rewritten(&mut logic);
     assert_eq!(length_seen(&mut logic), 50_000, "it may come at any moment");
+    logic.advance(Duration::from_millis(501), false);
+    assert_eq!(length_seen(&mut logic), 60_000);
+}
+
+/// Nobody has it open any more: it is written where it is, which hides it from all others.
+#[test]
+fn an_object_is_hidden_from_others_no_longer_than_a_moment_for_a_writer_who_does_not_come() {
+    let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
+    publish(&mut logic, 0, 1);
+    let (ino, ..) = logic.look_up_as(&caller(1), Ino::ROOT, "k").expect("it is there");
+    let options = OpenOptions { write: true, ..OpenOptions::default() };
+    let told = logic.datapath().open(&caller(1), ino, options);
+    assert!(matches!(told, Err(Error::Stale)), "{told:?}");
+    let (begun, ..) = logic.look_up_as(&caller(1), Ino::ROOT, "k").expect("it is given that to write");
+    assert_ne!(begun, ino, "under another number");
+    assert_eq!(logic.stat(2, "k").err(), Some(Errno::ENOENT));
+    logic.advance(Duration::from_millis(501), false);
+    assert_eq!(length_seen(&mut logic), 50_000);
+}
+
+#[test]
+fn what_waits_for_a_writer_does_not_replace_what_took_its_name_after_the_others_had_closed_it() {
+    let (mut logic, _reader) = begun_by(&caller(1));
+    rewritten(&mut logic);
+    publish(&mut logic, 0, 3);
+    logic.advance(Duration::from_millis(501), true);
+    assert_eq!(length_seen(&mut logic), 50_000, "that of what came later");
+}
+
+#[test]
+fn who_reads_what_the_others_have_closed_hides_it_from_nobody() {
+    let (mut logic, _reader) = begun_by(&caller(1));
+    let writer = logic.open(0, "k", REWRITE).expect("it joins");
+    logic.write(0, writer, 0, &bytes(2, 60_000)).expect("write");
+    let _also_reads = logic.open(0, "k", READ).expect("it sees what it writes");
+    logic.close(0, writer);
     logic.advance(Duration::from_millis(501), false);
     assert_eq!(length_seen(&mut logic), 60_000);
 }

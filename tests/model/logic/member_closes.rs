@@ -72,6 +72,29 @@ fn a_rename_that_is_told_late_says_nothing_of_what_was_replaced_by_a_close() {
     assert_eq!(member.told(), (2, 0));
 }
 
+/// It was sealed long before what it replaces was closed.
+#[test]
+fn an_object_that_is_renamed_over_a_closed_file_is_told() {
+    let mut member = Member::with_one_told();
+    let other = member.logic.open(0, "k2.tmp", CREATE).expect("create");
+    member.logic.write(0, other, 0, &[2; 40_000]).expect("write");
+    member.logic.close(0, other);
+    member.logic.rename(0, "k2.tmp", "k2", false).expect("rename");
+    member.logic.advance(Duration::from_millis(1), false);
+    member.logic.open(2, "k", READ).expect("open");
+    let (writer, closed) = member.write(1, TRUNCATE);
+    member.tell(closed);
+    member.logic.rename(0, "k2", "k", false).expect("rename");
+    let renamed = member.datapath().news_of(Ino::ROOT, b"k");
+    member.tell(renamed);
+    assert_eq!(member.told(), (3, 0));
+    let (handle, _) = member.logic.handle(writer);
+    member.logic.handles.remove(&writer);
+    member.datapath().release(handle);
+    assert_eq!(member.logic.stat(0, "k").expect("it is there").size, 40_000);
+    assert_eq!(member.told(), (3, 0));
+}
+
 #[test]
 fn what_outlives_a_file_that_was_to_take_its_place_is_told() {
     let mut member = Member::with_one_told();
