@@ -344,7 +344,12 @@ impl Datapath {
         self.telemetry.replacements.increment();
         let (current, next) = state.versions_of(old);
         let next = next.filter(|&next| next != newcomer);
-        let heir = next.filter(|_| keeps_heir && current.is_some());
+        // What all have closed has no RELEASE to come by which it ends: it waits for a writer, who finds the newcomer.
+        let is_left = |&next: &Slot| {
+            let open = state.object(next).and_then(|next| next.open.as_deref());
+            open.is_some_and(|open| open.was_opened && open.writers == 0)
+        };
+        let heir = next.filter(|next| keeps_heir && current.is_some() && !is_left(next));
         if let Some(open) = heir.and_then(|heir| state.object_mut(heir)).map(Object::open_mut) {
             // What was closed before this does not replace it.
             open.is_overtaken = open.is_closed_by_all();

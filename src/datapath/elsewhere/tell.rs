@@ -176,7 +176,7 @@ impl Datapath {
     ) {
         let mut state = self.lock();
         let Some(slot) = state.tree.by_ino(ino) else { return };
-        if is_promise && !state.is_written_for(ino, path) {
+        if is_promise && state.final_path(slot).as_deref() != Some(path) {
             // It is to stand somewhere else by now, or nowhere.
             return;
         }

@@ -104,6 +104,17 @@ fn what_waits_for_a_writer_does_not_replace_what_took_its_name_after_the_others_
 }
 
 #[test]
+fn who_comes_to_what_took_the_name_of_a_version_that_waits_goes_on_with_that() {
+    let (mut logic, _reader) = begun_by(&caller(1));
+    rewritten(&mut logic);
+    publish(&mut logic, 0, 3);
+    let writer = logic.open(0, "k", Open { truncate: false, ..REWRITE }).expect("open");
+    logic.write(0, writer, 50_000, b"end").expect("write");
+    logic.close(0, writer);
+    assert_eq!(length_seen(&mut logic), 50_003);
+}
+
+#[test]
 fn who_reads_what_the_others_have_closed_hides_it_from_nobody() {
     let (mut logic, _reader) = begun_by(&caller(1));
     let writer = logic.open(0, "k", REWRITE).expect("it joins");
