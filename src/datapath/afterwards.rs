@@ -29,13 +29,15 @@ impl Afterwards {
     /// What comes of something else, too.
     pub(super) fn extend(&mut self, other: Option<Self>) {
         let Some(other) = other else { return };
-        self.doomed.extend(other.doomed);
-        self.places.extend(other.places);
-        self.changed.extend(other.changed);
-        self.moved_open |= other.moved_open;
-        self.untold.extend(other.untold);
-        self.removed.extend(other.removed);
-        self.unchecked.extend(other.unchecked);
+        // All of it by name, so that nothing that is added is left out here.
+        let Self { doomed, places, changed, moved_open, untold, removed, unchecked } = other;
+        self.doomed.extend(doomed);
+        self.places.extend(places);
+        self.changed.extend(changed);
+        self.moved_open |= moved_open;
+        self.untold.extend(untold);
+        self.removed.extend(removed);
+        self.unchecked.extend(unchecked);
     }
 }
 

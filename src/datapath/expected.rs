@@ -43,7 +43,7 @@ impl Datapath {
         let process = state.process(caller, self.clock.monotonic());
         let Some(object) = state.object_mut(slot) else { return };
         let open = object.open_mut();
-        let is_missed = open.was_opened && open.writers == 0;
+        let is_missed = open.is_left();
         let until_ms = self.now_ms() + if is_missed { HIDDEN_FOR_MS } else { EXPECTED_FOR_MS };
         if !open.expected.iter().any(|expected| expected.is_thread(caller.thread)) {
             let is_seen = has_memory(caller.thread);
@@ -70,7 +70,7 @@ impl Datapath {
         // Hot path: nearly nothing is being written.
         let written = state.next_version(slot).unwrap_or(slot);
         let object = state.object(written).filter(|object| object.phase == Phase::Writing)?;
-        object.open.as_deref().filter(|open| open.was_opened && open.writers == 0)?;
+        object.open.as_deref().filter(|open| open.is_left())?;
         let now_ms = self.now_ms();
         state.stop_expecting(written, now_ms);
         self.end_if_abandoned(state, written, now_ms)

@@ -252,6 +252,12 @@ impl OpenState {
         self.was_opened && self.flushed == self.writers
     }
 
+    /// Whether somebody wrote it, and nobody has it open to write any more: it waits for one who is expected.
+    #[must_use]
+    pub fn is_left(&self) -> bool {
+        self.was_opened && self.writers == 0
+    }
+
     /// Whether a RELEASE is on the way that makes an object of it: not of what was overtaken, of which nothing comes, nor before
     /// others have come who are expected. Those may wait for who asks: the kernel holds the directory for one look-up at a time.
     #[must_use]

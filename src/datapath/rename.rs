@@ -10,7 +10,7 @@ use super::afterwards::Afterwards;
 use super::burial::Doomed;
 use super::folders::QuotaInTheWay;
 use super::history::Ending;
-use super::object::Refusal;
+use super::object::{OpenState, Refusal};
 use super::regroup::{Changes, Walk};
 use super::room::footprint;
 use super::{Caller, Credentials, Datapath, Error, Marks, Object, Phase, State, key_hash};
@@ -346,8 +346,7 @@ impl Datapath {
         let next = next.filter(|&next| next != newcomer);
         // What all have closed has no RELEASE to come by which it ends: it waits for a writer, who finds the newcomer.
         let is_left = |&next: &Slot| {
-            let open = state.object(next).and_then(|next| next.open.as_deref());
-            open.is_some_and(|open| open.was_opened && open.writers == 0)
+            state.object(next).and_then(|next| next.open.as_deref()).is_some_and(OpenState::is_left)
         };
         let heir = next.filter(|next| keeps_heir && current.is_some() && !is_left(next));
         if let Some(open) = heir.and_then(|heir| state.object_mut(heir)).map(Object::open_mut) {

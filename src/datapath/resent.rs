@@ -2,7 +2,7 @@
 //!
 //! The kernel answers ESTALE by looking the path up again and asking for the same once more (retry_estale and
 //! do_filp_open, namei.c); a second ESTALE is what the program gets. So a writer that was sent is given a version to
-//! write when it looks the name up, and that version waits for it a while ([`expected`](super::expected)): nothing that others do meanwhile takes it away.
+//! write when it looks the name up, and that version waits for it a while ([`expected`](super::expected)).
 
 use std::num::NonZeroUsize;
 use std::time::Duration;

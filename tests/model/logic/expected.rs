@@ -22,13 +22,18 @@ fn begun_by(sent: &Caller) -> (Logic, Token) {
     let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
     publish(&mut logic, 0, 1);
     let reader = logic.open(2, "k", READ).expect("it is there");
+    begin(&mut logic, sent, true);
+    (logic, reader)
+}
+
+/// A thread comes to write the object, is sent to look its name up again, and finds what it is to write.
+fn begin(logic: &mut Logic, sent: &Caller, truncate: bool) {
     let (ino, ..) = logic.look_up_as(sent, Ino::ROOT, "k").expect("it is there");
-    let options = OpenOptions { write: true, truncate: true, ..OpenOptions::default() };
+    let options = OpenOptions { write: true, truncate, ..OpenOptions::default() };
     let told = logic.datapath().open(sent, ino, options);
     assert!(matches!(told, Err(Error::Stale)), "{told:?}");
     let (begun, ..) = logic.look_up_as(sent, Ino::ROOT, "k").expect("it is given a version to write");
-    assert_ne!(begun, ino, "which is another one than what is read");
-    (logic, reader)
+    assert_ne!(begun, ino, "which is not what the others know");
 }
 
 /// Another process joins the version that was begun, and closes it.
@@ -83,12 +88,7 @@ fn who_does_not_come_to_what_the_others_have_closed_is_waited_for_no_longer_than
 fn an_object_is_hidden_from_others_no_longer_than_a_moment_for_a_writer_who_does_not_come() {
     let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
     publish(&mut logic, 0, 1);
-    let (ino, ..) = logic.look_up_as(&caller(1), Ino::ROOT, "k").expect("it is there");
-    let options = OpenOptions { write: true, ..OpenOptions::default() };
-    let told = logic.datapath().open(&caller(1), ino, options);
-    assert!(matches!(told, Err(Error::Stale)), "{told:?}");
-    let (begun, ..) = logic.look_up_as(&caller(1), Ino::ROOT, "k").expect("it is given that to write");
-    assert_ne!(begun, ino, "under another number");
+    begin(&mut logic, &caller(1), false);
     assert_eq!(logic.stat(2, "k").err(), Some(Errno::ENOENT));
     logic.advance(Duration::from_millis(501), false);
     assert_eq!(length_seen(&mut logic), 50_000);

@@ -138,6 +138,13 @@ impl Member {
         (writer, self.datapath().news_of_close(&caller(who), handle))
     }
 
+    /// The RELEASE of a descriptor comes, without another close.
+    pub(super) fn release(&mut self, token: Token) {
+        let (handle, _) = self.logic.handle(token);
+        self.logic.handles.remove(&token);
+        self.datapath().release(handle);
+    }
+
     /// Waits until so much was published: what is told later is told by others.
     pub(super) fn has_published(&self, count: u64) {
         let end = Instant::now() + Duration::from_secs(10);

@@ -62,10 +62,7 @@ fn a_rename_that_is_told_late_says_nothing_of_what_was_replaced_by_a_close() {
     member.tell(closed);
     member.tell(renamed);
     assert_eq!(member.told(), (2, 0), "what takes its place was told");
-    // Its RELEASE comes, without another close.
-    let (handle, _) = member.logic.handle(writer);
-    member.logic.handles.remove(&writer);
-    member.datapath().release(handle);
+    member.release(writer);
     assert_eq!(member.logic.stat(0, "k").expect("it is there").size, 60_000);
     member.withdraw(member.stamp("k"));
     assert!(!member.is_there(), "it was told, and is not told again");
@@ -88,9 +85,7 @@ fn an_object_that_is_renamed_over_a_closed_file_is_told() {
     let renamed = member.datapath().news_of(Ino::ROOT, b"k");
     member.tell(renamed);
     assert_eq!(member.told(), (3, 0));
-    let (handle, _) = member.logic.handle(writer);
-    member.logic.handles.remove(&writer);
-    member.datapath().release(handle);
+    member.release(writer);
     assert_eq!(member.logic.stat(0, "k").expect("it is there").size, 40_000);
     assert_eq!(member.told(), (3, 0));
 }
@@ -104,11 +99,7 @@ fn what_outlives_a_file_that_was_to_take_its_place_is_told() {
     assert_eq!(member.told(), (2, 0));
     // Another writer comes, and dies in its open(2).
     let joined = member.logic.open(1, "k", WRITE).expect("open");
-    for writer in [writer, joined] {
-        let (handle, _) = member.logic.handle(writer);
-        member.logic.handles.remove(&writer);
-        member.datapath().release(handle);
-    }
+    [writer, joined].into_iter().for_each(|writer| member.release(writer));
     assert_eq!(member.logic.stat(0, "k").expect("it is there").size, 50_000);
     member.has_published(3);
 }
@@ -124,9 +115,7 @@ fn a_close_that_is_told_late_says_nothing_of_a_file_that_was_overtaken() {
     let (handle, _) = member.logic.handle(writer);
     assert!(member.datapath().news_of_close(&caller(1), handle).is_empty());
     assert_eq!(member.told(), (2, 0));
-    // Its RELEASE comes, without another close.
-    member.logic.handles.remove(&writer);
-    member.datapath().release(handle);
+    member.release(writer);
     assert!(member.is_there());
     assert_eq!(member.told(), (2, 0));
 }
