@@ -47,6 +47,7 @@ use super::queue::{Append, Job, Origin, Retain, Stored};
 use super::reasons::{DroppedFor, ReadFor};
 use super::recover::{read_footer, scan_zone};
 use super::zone::{FooterPlace, Zone, ZoneState};
+use crate::ffi::give_way;
 
 /// Zones that are kept free ahead of the writer.
 pub(super) const SPARE_ZONES: usize = 2;
@@ -92,6 +93,7 @@ pub(super) enum NotMoved {
 impl Shared {
     /// Keeps zones free until the tier stops.
     pub(super) fn reclaim_in_background(&self) {
+        give_way();
         let mut choosing = Choosing::default();
         let mut kept_at = Instant::now();
         while !self.is_stopping() {

@@ -27,6 +27,7 @@ use super::queue::{Append, Done, Job, Next, Origin, Stored};
 use super::reasons::WrittenFor;
 use super::under_way::Pending;
 use super::{Shared, checksum_of};
+use crate::ffi::give_way;
 
 /// Bytes under way at once.
 const WINDOW_BYTES: u64 = 32 << 20;
@@ -92,6 +93,7 @@ impl Writer {
 
     /// Writes what comes until the queue is closed and empty.
     pub(super) fn run(mut self) {
+        give_way();
         let device = Arc::clone(&self.device);
         loop {
             let is_busy = !self.flight.is_empty() || self.may_settle();
