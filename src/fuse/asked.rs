@@ -15,7 +15,8 @@ use tidefs_control_api::ioctl::{Body, Command, Flags, HEADER_BYTES, Header, Requ
 use tokio::task::yield_now;
 
 use super::begin::begin;
-use super::ioctl::{Reply, answer, reply_with, scope_of, with_request};
+use super::commands::{Reply, scope_of};
+use super::ioctl::{answer, reply_with, with_request};
 use crate::datapath::{Caller, Datapath, Session};
 use crate::namespace::{Ino, Name};
 

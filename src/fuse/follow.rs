@@ -12,8 +12,8 @@ use tidefs_control_api::ioctl::{ABI_VERSION, Entry, Flags, Header, Request, Stat
 use tidefs_engine::types::{ByteCount, FileOffset};
 use zerocopy::IntoBytes;
 
+use super::commands::{entry, scope_of};
 use super::errno::errno;
-use super::ioctl::{entry, scope_of};
 use super::waiter::next_round;
 use crate::datapath::{Datapath, Error, FollowRequest, Followed, Located, Session};
 use crate::namespace::Ino;

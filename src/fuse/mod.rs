@@ -8,6 +8,7 @@ mod alive;
 mod asked;
 mod attributes;
 mod begin;
+mod commands;
 mod control_files;
 mod dispatch;
 mod errno;

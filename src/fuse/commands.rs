@@ -1,0 +1,327 @@
+//! Hot path: what each command of the fast path does, and what is told of each of its entries.
+//!
+//! A command fails as a whole when the directory to which its names are relative was removed, when an area is not to be had,
+//! or when this kernel cannot do it. Else each entry has a result of its own, in the order in which they came.
+//!
+//! Limits: a reply of RETIRED names [`RETIRED_AT_ONCE`] segments; one request copies [`AREA_MAX`] bytes, and an entry beyond
+//! that is told so.
+//! Threads: session threads, and those that take from them what may take long or what other members were asked for.
+
+use std::sync::Arc;
+
+use tidefs_control_api::ioctl::{
+    ABI_VERSION, AreaGrant, Body, ENTRY_LASTS, Entry, Features, Flags, HEADER_BYTES, Outcome, PIN_HARD,
+    PIN_NONE, PIN_SOFT, Pin, Refusal, Request, Status, VersionReply,
+};
+use tidefs_engine::types::{ByteCount, FileOffset, SegmentId, Version};
+use zerocopy::IntoBytes;
+
+use crate::datapath::{
+    AREA_MAX, BeginRequest, CREATES_MAX, Caller, Datapath, Error, GetRequest, Located, REFERENCES_MAX,
+    ReadyRequest, SealRequest, Session, Waits,
+};
+use crate::namespace::Ino;
+
+/// Segments that one reply of RETIRED names at most.
+const RETIRED_AT_ONCE: usize = 1024;
+
+/// Why a request gets no reply but an error.
+pub(super) enum Fault {
+    Refused(Refusal),
+    Failed(Error),
+}
+
+impl From<Refusal> for Fault {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// A reply, apart from its results, which are bytes already.
+pub(super) struct Reply {
+    /// Number of results, or what the command says instead.
+    pub(super) count: usize,
+    /// See [`Header::scope`](tidefs_control_api::ioctl::Header::scope).
+    pub(super) first: u64,
+    /// Some names are to be asked for by a file call: perhaps only because other members were not asked for them.
+    pub(super) has_unknown: bool,
+}
+
+/// How many bytes one request has copied so far: others wait for the thread that copies.
+#[derive(Default)]
+struct Copies {
+    bytes: ByteCount,
+}
+
+impl Copies {
+    /// Counts a copy, if the request may have one more.
+    fn may_have(&mut self, length: ByteCount) -> bool {
+        let bytes = self.bytes.saturating_add(length);
+        if bytes > AREA_MAX {
+            return false;
+        }
+        self.bytes = bytes;
+        true
+    }
+}
+
+pub(super) fn scope_of(request: &Request<'_>) -> Ino {
+    if request.scope == 0 { Ino::ROOT } else { Ino(request.scope) }
+}
+
+/// Does what is asked, and appends the results to `bytes`.
+///
+/// # Errors
+/// [`Error::Stale`] when the directory to which the names are relative was removed, be it meanwhile: whatever stands at its
+/// path now, this is another one, and its client is to look for that. What else fails as a whole.
+pub(super) fn carry_out(
+    datapath: &Arc<Datapath>,
+    session: &Session,
+    caller: &Caller,
+    request: &Request<'_>,
+    (bytes, room): (&mut Vec<u8>, usize),
+) -> Result<Reply, Fault> {
+    let scope = scope_of(request);
+    let (mut count, mut first, mut has_unknown, mut has_no_scope) = (0, 0, false, false);
+    // Appends one result.
+    let mut put = |result: &[u8]| {
+        bytes.extend_from_slice(result);
+        count += 1;
+    };
+    match &request.body {
+        Body::Version => {
+            bytes.extend(version(datapath).as_bytes());
+        }
+        Body::Lookup(names) => {
+            let probe = request.flags.has(Flags::PROBE);
+            let asks_others = !request.flags.has(Flags::HERE);
+            let names = names.iter().map(|name| name.0);
+            first = datapath.locate(session, caller, scope, names, probe, |found| {
+                has_unknown |= asks_others && found == Located::AskByFile;
+                has_no_scope |= found == Located::NoScope;
+                put(entry(found).as_bytes());
+            });
+        }
+        Body::Prefix(names) => {
+            let run = datapath.run_length(session, caller, scope, names.iter().map(|name| name.0));
+            count = run.length;
+            has_unknown = run.end == Some(Located::AskByFile);
+            has_no_scope = run.end == Some(Located::NoScope);
+            first = run.end.map_or(Status::Ok, status) as u64;
+        }
+        Body::Release(ranges) => {
+            let ranges = ranges.iter().map(|range| (range.first, range.count));
+            if request.flags.has(Flags::USED) {
+                datapath.give_back_used(session, ranges);
+            } else {
+                datapath.give_back(session, ranges);
+            }
+        }
+        Body::Abort(ranges) => {
+            datapath.abort(session, ranges.iter().map(|range| (range.first, range.count)));
+        }
+        Body::Create(requests) => {
+            must_tell_names(datapath)?;
+            let requests = requests.iter().map(|create| BeginRequest {
+                name: create.name.0,
+                size: ByteCount(create.size),
+                mode: create.mode,
+            });
+            first = datapath.begin(session, scope, requests, |begun| {
+                has_no_scope |= begun == Located::NoScope;
+                put(entry(begun).as_bytes());
+            });
+        }
+        Body::Seal(requests) => {
+            let requests = requests
+                .iter()
+                .map(|seal| SealRequest { reference: seal.reference, length: ByteCount(seal.length) });
+            datapath.seal_begun(session, caller, requests, |sealed| put(outcome(sealed).as_bytes()));
+        }
+        Body::Prefetch(names) => {
+            let mut below = Vec::new();
+            let names = names.iter().map(|name| name.0);
+            datapath.find_below(session, scope, names, |found, ino| {
+                has_unknown |= found == Located::AskByFile;
+                has_no_scope |= found == Located::NoScope;
+                put(entry(found).as_bytes());
+                below.extend(ino);
+            });
+            datapath.prefetch(&below);
+        }
+        Body::GetInto(requests) => {
+            let mut copies = Copies::default();
+            for get in requests.iter() {
+                let request = GetRequest {
+                    name: get.name.0,
+                    offset: FileOffset(get.offset),
+                    length: ByteCount(get.length),
+                    area: SegmentId(get.area),
+                    target: FileOffset(get.target),
+                };
+                let (found, copied) = if copies.may_have(request.length) {
+                    datapath.get_into(session, caller, scope, &request)
+                } else {
+                    (Located::TooMany, ByteCount::ZERO)
+                };
+                has_no_scope |= found == Located::NoScope;
+                put(copied_entry(found, copied).as_bytes());
+            }
+        }
+        Body::PutFrom(requests) => {
+            must_tell_names(datapath)?;
+            let (mut copies, mut waits) = (Copies::default(), Waits::default());
+            for one in requests.iter() {
+                let (size, mode) = (ByteCount(one.length), one.mode);
+                let request = BeginRequest { name: one.name.0, size, mode };
+                let source = (SegmentId(one.area), FileOffset(one.source));
+                let done = if copies.may_have(size) {
+                    datapath.put_from((session, &mut waits), caller, scope, &request, source)
+                } else {
+                    Err(Located::TooMany)
+                };
+                has_no_scope |= done == Err(Located::NoScope);
+                put(outcome(done).as_bytes());
+            }
+        }
+        Body::Register => {
+            let (segment, length) = datapath.register_area(session, ByteCount(request.scope))?;
+            let grant = AreaGrant { segment: segment.0.into(), length: length.get().into() };
+            bytes.extend(grant.as_bytes());
+        }
+        Body::Unregister => datapath.unregister_area(session, SegmentId(request.scope))?,
+        Body::Ready(requests) => {
+            let requests = requests.iter().map(|ready| ReadyRequest {
+                reference: ready.reference,
+                offset: FileOffset(ready.offset),
+                length: ByteCount(ready.length),
+            });
+            datapath.make_ready(session, requests, |done| put(outcome(done).as_bytes()));
+        }
+        Body::Pin(requests) => {
+            for pin in requests.iter() {
+                let done = match pin_text(&pin) {
+                    Some(text) => datapath.pin_object(session, scope, pin.name.0, &text),
+                    None => Err(Located::Invalid),
+                };
+                has_no_scope |= done == Err(Located::NoScope);
+                put(outcome(done.map(|()| Version::default())).as_bytes());
+            }
+        }
+        // Its reply has no room for a result.
+        Body::Follow(_) => return Err(Error::Invalid("a wait needs room for its result").into()),
+        Body::Retired => {
+            // What its client has no room for it is told next time.
+            let fitting = room.saturating_sub(HEADER_BYTES) / size_of::<u64>();
+            let retired = datapath.retired_segments(session.retired_seen(), fitting.min(RETIRED_AT_ONCE));
+            session.set_retired_seen(retired.seen);
+            first = retired.forgotten;
+            retired.segments.iter().for_each(|segment| put(&segment.0.to_le_bytes()));
+        }
+    }
+    if has_no_scope {
+        if matches!(request.body, Body::Lookup(_) | Body::Create(_)) {
+            take_back(datapath, session, first, count);
+        }
+        return Err(Error::Stale.into());
+    }
+    Ok(Reply { count, first, has_unknown })
+}
+
+/// Takes back what a request gave of which nobody learns: references, and what was begun.
+pub(super) fn take_back(datapath: &Datapath, session: &Session, first: u64, count: usize) {
+    let unknown = std::iter::once((first, count as u64));
+    datapath.give_back(session, unknown.clone());
+    datapath.abort(session, unknown);
+}
+
+/// A pin as the attribute is written.
+fn pin_text(pin: &Pin<'_>) -> Option<String> {
+    match (pin.pin, pin.ttl_s) {
+        (PIN_NONE, 0) => Some("none".to_owned()),
+        (PIN_HARD, 0) => Some("hard".to_owned()),
+        (PIN_SOFT, 0) => Some("soft".to_owned()),
+        (PIN_SOFT, ttl_s) => Some(format!("soft:{ttl_s}s")),
+        _ => None,
+    }
+}
+
+fn must_tell_names(datapath: &Arc<Datapath>) -> Result<(), Error> {
+    if datapath.can_tell_names() {
+        Ok(())
+    } else {
+        Err(Error::Unsupported("this kernel cannot be told of names that it did not ask for"))
+    }
+}
+
+fn version(datapath: &Datapath) -> VersionReply {
+    let mapping = if datapath.is_passthrough() { Features::MAPPING.0 } else { 0 };
+    let create = if datapath.can_tell_names() { Features::CREATE.0 } else { 0 };
+    VersionReply {
+        oldest: ABI_VERSION.into(),
+        newest: ABI_VERSION.into(),
+        features: (mapping | create | Features::FOLLOW.0 | Features::CLOCK.0 | Features::HERE.0).into(),
+        packed_max: datapath.packed_max().get().into(),
+        area_max: AREA_MAX.get().into(),
+        references_max: u32::try_from(REFERENCES_MAX).unwrap_or(u32::MAX).into(),
+        kept_back_max: datapath.kept_back_max().get().into(),
+        creates_max: u32::try_from(CREATES_MAX).unwrap_or(u32::MAX).into(),
+        clock: datapath.tier().names_clock().segment().0.into(),
+    }
+}
+
+fn status(located: Located) -> Status {
+    match located {
+        Located::Here { .. } => Status::Ok,
+        Located::Below => Status::Loadable,
+        Located::Packed { .. } => Status::CopyOnly,
+        Located::Absent | Located::NoScope => Status::Absent,
+        Located::AskByFile => Status::AskByFile,
+        Located::Denied => Status::Denied,
+        Located::Invalid => Status::Invalid,
+        Located::TooMany => Status::TooMany,
+        Located::NoRoom => Status::NoRoom,
+        Located::OverQuota => Status::OverQuota,
+        Located::Failed => Status::Failed,
+    }
+}
+
+pub(super) fn entry(located: Located) -> Entry {
+    let bare = Entry::bare(status(located));
+    match located {
+        Located::Here { segment, version, length, lasts } => Entry {
+            segment: segment.0.into(),
+            version: version.0.into(),
+            length: length.get().into(),
+            marks: if lasts { ENTRY_LASTS } else { 0 }.into(),
+            ..bare
+        },
+        Located::Packed { version, length } => {
+            Entry { version: version.0.into(), length: length.get().into(), ..bare }
+        }
+        _ => bare,
+    }
+}
+
+/// The result of a copy: done, or why not.
+fn copied_entry(located: Located, copied: ByteCount) -> Entry {
+    match located {
+        Located::Here { version, .. } | Located::Packed { version, .. } => {
+            Entry { version: version.0.into(), length: copied.get().into(), ..Entry::bare(Status::Ok) }
+        }
+        other => entry(other),
+    }
+}
+
+fn outcome(sealed: Result<Version, Located>) -> Outcome {
+    match sealed {
+        Ok(version) => Outcome::new(Status::Ok, version.0),
+        Err(located) => Outcome::new(status(located), 0),
+    }
+}
