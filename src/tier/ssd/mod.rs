@@ -39,6 +39,7 @@ mod intents;
 mod io;
 mod kept;
 mod late;
+mod life;
 mod load;
 mod memory;
 mod naming;
@@ -66,11 +67,9 @@ mod writer;
 mod zone;
 
 use std::fmt;
-use std::io as std_io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::sync_channel;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -78,14 +77,12 @@ use tidefs_engine::memory::Mapping;
 use tidefs_engine::types::{ByteCount, Checksum, Version};
 
 use self::device::Device;
-use self::epochs::Epochs;
 use self::format::BLOCK_BYTES;
 use self::index::Located;
+use self::life::Threads;
 use self::memory::{Buffer, Memory};
-use self::open::{Candidate, Places, assemble, open_places};
 use self::queue::{Append, Job, Origin};
 use self::shared::{Shared, checksum_of};
-use self::writer::Writer;
 
 pub use self::admission::{Budget, Refused};
 pub use self::change::ChangeError;
@@ -151,16 +148,6 @@ pub struct Put {
     pub is_copy: bool,
 }
 
-/// The threads of a tier.
-#[derive(Debug, Default)]
-struct Threads {
-    /// By the numbers of their disks.
-    writers: Vec<(u8, JoinHandle<()>)>,
-    reclaimer: Option<JoinHandle<()>>,
-    /// Goes on with what an earlier start was emptying.
-    drainer: Option<JoinHandle<()>>,
-}
-
 /// The tier of one mount.
 #[derive(Debug)]
 pub struct SsdTier {
@@ -170,49 +157,6 @@ pub struct SsdTier {
 }
 
 impl SsdTier {
-    /// Opens the places of a configuration; what is wrong with one is in [`Self::status`].
-    ///
-    /// # Errors
-    /// When threads, random numbers or the file of removals are not to be had.
-    pub fn open(config: &SsdConfig) -> std_io::Result<Self> {
-        let Places { io, candidates, unusable, configured } = open_places(config)?;
-        Self::with_disks(config, Some(io), candidates, unusable, configured)
-    }
-
-    /// A tier without a disk, which gets its first one by [`Self::add`]. No place of the configuration is looked at, and
-    /// there is nothing for [`Self::index`] to find.
-    ///
-    /// # Errors
-    /// As [`Self::open`].
-    pub fn without_disks(config: &SsdConfig) -> std_io::Result<Self> {
-        let io = io::Io::start(config.io_uring)?;
-        Self::with_disks(config, Some(io), Vec::new(), Vec::new(), 0)
-    }
-
-    /// Notes a life of the daemon in which no place is configured, nor was added: a disk of an earlier life that comes
-    /// back later was missing in it.
-    pub fn pass_by(config: &SsdConfig) {
-        let mut epochs = Epochs::load(config.epochs.as_deref());
-        if epochs.last_pool().is_some() {
-            epochs.pass_others(None);
-            epochs.store_or_warn();
-        }
-    }
-
-    fn with_disks(
-        config: &SsdConfig,
-        io: Option<Arc<io::Io>>,
-        candidates: Vec<Candidate>,
-        unusable: Vec<(String, Unusable)>,
-        configured: usize,
-    ) -> std_io::Result<Self> {
-        let mut epochs = Epochs::load(config.epochs.as_deref());
-        let room = (config.capacity, configured);
-        let assembled = assemble(candidates, unusable, room, config.zone_bytes, &mut epochs)?;
-        let shared = Shared::new(assembled, config, epochs, io)?;
-        Ok(Self { shared: Arc::new(shared), threads: Mutex::default() })
-    }
-
     /// Builds the index from the disks: from its return on everything can be loaded, replaced and removed, though the
     /// owner was told of no object yet. `is_early` says of which keys it is told at once. Call it once, before
     /// [`Self::start`], and have all be told by [`Self::next_unnamed`].
@@ -248,45 +192,6 @@ impl SsdTier {
     /// Why it is a miss, for now.
     pub fn describe(&self, key: &[u8]) -> Result<Standing, Missed> {
         self.shared.describe(key)
-    }
-
-    /// Starts writing and taking back zones.
-    ///
-    /// # Errors
-    /// What starting a thread says.
-    pub fn start(&self, owner: Arc<dyn Owner>) -> std_io::Result<()> {
-        // A second owner would be a bug of the composition root; the first one stays.
-        let _ = self.shared.owner.set(owner);
-        let leaving = self.shared.mark_leaving();
-        for device in self.shared.devices.all() {
-            self.start_writer(&device)?;
-        }
-        let shared = Arc::clone(&self.shared);
-        let reclaimer = std::thread::Builder::new().name("ssd-reclaim".to_owned());
-        let reclaimer = reclaimer.spawn(move || shared.reclaim_in_background())?;
-        self.threads.lock().reclaimer = Some(reclaimer);
-        if !leaving.is_empty() {
-            let drainer = self.shared.resume_drains(leaving)?;
-            self.threads.lock().drainer = Some(drainer);
-        }
-        Ok(())
-    }
-
-    fn start_writer(&self, device: &Arc<Device>) -> std_io::Result<()> {
-        let writer = Writer::new(Arc::clone(&self.shared), Arc::clone(device));
-        let name = format!("ssd-write-{}", device.number);
-        let thread = std::thread::Builder::new().name(name).spawn(move || writer.run())?;
-        self.threads.lock().writers.push((device.number, thread));
-        Ok(())
-    }
-
-    /// Waits for the end of a writer whose queue is closed.
-    fn join_writer(&self, number: u8) {
-        let mut threads = self.threads.lock();
-        let found = threads.writers.iter().position(|(other, _)| *other == number);
-        let thread = found.map(|found| threads.writers.swap_remove(found).1);
-        drop(threads);
-        thread.into_iter().for_each(join);
     }
 
     /// Records that can be loaded.
@@ -443,32 +348,6 @@ impl SsdTier {
     #[must_use]
     pub fn status(&self) -> SsdStatus {
         self.shared.status()
-    }
-
-    /// Writes what waits, closes the open zones and ends the threads.
-    pub fn stop(&self) {
-        self.shared.is_stopping.store(true, Ordering::Relaxed);
-        self.shared.wake_reclaim();
-        let threads = std::mem::take(&mut *self.threads.lock());
-        // Reclaim first: what it writes again is written before the writers end.
-        threads.reclaimer.into_iter().for_each(join);
-        threads.drainer.into_iter().for_each(join);
-        self.shared.is_reclaim_over.store(true, Ordering::Relaxed);
-        self.shared.devices.all().iter().for_each(|device| device.queue.close());
-        threads.writers.into_iter().for_each(|(_, thread)| join(thread));
-        self.shared.keep_days();
-    }
-}
-
-fn join(thread: JoinHandle<()>) {
-    if thread.join().is_err() {
-        tracing::error!("a thread of the SSD tier had panicked");
-    }
-}
-
-impl Drop for SsdTier {
-    fn drop(&mut self) {
-        self.stop();
     }
 }
 
