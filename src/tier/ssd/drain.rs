@@ -24,13 +24,13 @@ use tidefs_engine::types::ByteCount;
 
 use super::change::{ChangeError, busy};
 use super::device::Device;
+use super::emptying::NotMoved;
 use super::format::{BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash};
 use super::index::Place;
 use super::load::says_that_it_is_damaged;
 use super::open_zone::fits_a_zone;
 use super::queue::{Job, Stored, report_to};
 use super::reasons::DroppedFor;
-use super::reclaim::NotMoved;
 use super::shared::load_of;
 use super::{Shared, SsdTier};
 

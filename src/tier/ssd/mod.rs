@@ -26,6 +26,7 @@ mod devices;
 mod disk;
 mod drain;
 mod dropping;
+mod emptying;
 mod endurance;
 mod epochs;
 mod format;

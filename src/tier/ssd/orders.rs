@@ -61,11 +61,11 @@ mod tests {
 
     use tidefs_engine::types::{ByteCount, Version};
 
+    use super::super::emptying::NotMoved;
     use super::super::format::RecordFacts;
     use super::super::index::Place;
     use super::super::memory::{Buffer, Memory};
     use super::super::queue::{Job, Next, Retain, report_to};
-    use super::super::reclaim::NotMoved;
     use super::super::testing::*;
     use super::super::writer::Writer;
     use super::super::{Missed, Put, ReadFor, SsdConfig, SsdTier, Stored};

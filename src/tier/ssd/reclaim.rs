@@ -10,13 +10,8 @@
 //! - A record leaves the index after its zone is void: until then a removal of its key finds it, and is noted. And before
 //!   the zone is free: from then on the writer may put other records where it stood.
 //! - What is [in memory too](super::vacating) when its zone is emptied, and leaves memory then, is stored again.
-//! - A zone whose disk is late with what is to be written again, or does not take it, stays for now: that is not lost. So does
-//!   one with more that is pinned than may be written again. It is touched only while the writer has zones: who waits for one
-//!   gains nothing by that.
-//! - What was written again is durable before its zone is void. But reclaim waits for no record when the writer needs the
-//!   zone: their bytes are in memory of their own, and a kill then loses them. One whose version was stored before, which a start
-//!   would find instead, is given up then, unless it is pinned. Until such a record is written again the index names no zone for
-//!   it, and loads try again.
+//! - What was [written again](super::emptying) is durable before its zone is void, unless the writer needs the zone: nobody
+//!   waits for it then.
 //!
 //! A disk that reads nothing is looked at again here.
 //!
@@ -28,67 +23,32 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
-
-use tidefs_engine::types::ByteCount;
 
 use super::Shared;
 use super::choosing::Choosing;
 use super::days::KEPT_EVERY;
 use super::device::Device;
-use super::format::{BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash, Tombstone};
-use super::homes::Home;
+use super::emptying::Emptied;
+use super::format::{FooterEntry, RecordFacts, RecordHash, Tombstone};
 use super::identity::flush;
-use super::index::{Located, Place, ZoneId};
-use super::load::{Missed, read_block, says_that_it_is_damaged};
-use super::memory::{Buffer, Memory};
-use super::queue::{Append, Job, Origin, Retain, Stored};
-use super::reasons::{DroppedFor, ReadFor};
+use super::index::Place;
+use super::load::{read_block, says_that_it_is_damaged};
+use super::queue::{Retain, Stored};
+use super::reasons::DroppedFor;
 use super::recover::{read_footer, scan_zone};
 use super::zone::{FooterPlace, Zone, ZoneState};
 use crate::ffi::give_way;
 
 /// Zones that are kept free ahead of the writer.
 pub(super) const SPARE_ZONES: usize = 2;
-/// Parts of a zone that may be written again, of [`PARTS`]: the rest is what a zone gains at least.
-const REINSERTED_PARTS: u64 = 3;
-const PARTS: u64 = 4;
-/// Bytes that are read to be written again at once.
-const REINSERT_WINDOW: u64 = 32 << 20;
-/// How long records that are written again may take before the zone goes without them.
-const REINSERT_LIMIT: Duration = Duration::from_secs(5);
-/// How often it is looked whether the writer waits for the zone.
-const WRITER_LOOK: Duration = Duration::from_millis(5);
 /// How often the thread looks without being woken.
 const INTERVAL: Duration = Duration::from_millis(500);
 /// How long an emptied zone waits for those who still read it.
 const READERS_LIMIT: Duration = Duration::from_secs(1);
 /// How soon a disk that took long has to read a block.
 const ANSWER_LIMIT: Duration = Duration::from_millis(100);
-
-/// What became of the records of a zone.
-#[derive(Debug, Default)]
-pub(super) struct Emptied {
-    /// Those that stood in it: what still does goes with it.
-    pub(super) stood: Vec<(RecordHash, Place)>,
-    /// Whether any is written again.
-    has_moved: bool,
-    /// Whether one of them is held up: then the zone stays for now.
-    pub(super) is_held_up: bool,
-}
-
-/// Why a record is not written again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NotMoved {
-    /// It was replaced or removed.
-    Replaced,
-    /// It cannot be read, or is too large.
-    Lost,
-    /// Its disk did not give it in time, or the other one takes nothing, or its owner stores it again: what is stored last is
-    /// to come last in the order. It stands where it stood.
-    HeldUp,
-}
 
 impl Shared {
     /// Keeps zones free until the tier stops.
@@ -211,34 +171,6 @@ impl Shared {
         read_footer(device, number, zone.sequence, block, blocks, self.limit)
     }
 
-    /// Whether its bytes are in memory too.
-    pub(super) fn has_elsewhere(&self, located: &Located) -> bool {
-        self.owner.get().is_some_and(|owner| owner.has_elsewhere(located.owner, located.version))
-    }
-
-    fn is_pinned(&self, located: &Located) -> bool {
-        self.owner.get().is_some_and(|owner| owner.is_pinned(located.owner, located.version))
-    }
-
-    /// Whether the record at `place` is pinned.
-    pub(super) fn is_pinned_at(&self, hash: &RecordHash, place: Place) -> bool {
-        let located = self.index.get(hash).filter(|found| found.place == place);
-        located.is_some_and(|located| self.is_pinned(&located))
-    }
-
-    /// Bytes of a zone that are pinned and stand nowhere else.
-    fn pinned_bytes(&self, device: &Device, number: u32, entries: &[FooterEntry]) -> u64 {
-        let zone = device.zone_id(number);
-        let pinned = entries.iter().filter_map(|entry| {
-            let FooterEntry::Object { block, facts } = entry else { return None };
-            let place = Place { zone, block: *block };
-            let located = self.index.get(&facts.hash).filter(|found| found.place == place)?;
-            let is_meant = self.is_pinned(&located) && !self.has_elsewhere(&located);
-            is_meant.then_some(facts.blocks() * BLOCK_BYTES)
-        });
-        pinned.sum()
-    }
-
     /// Writes removals again that may still hide something, on this disk or on one that is being emptied to it. Returns
     /// whether none is lost with the zone.
     pub(super) fn retain_tombstones(&self, device: &Device, number: u32, entries: &[FooterEntry]) -> bool {
@@ -258,10 +190,6 @@ impl Shared {
         let (sender, receiver) = sync_channel(1);
         let retain = Retain { tombstones, records, done: super::queue::report_to(sender) };
         device.retain(retain) && receiver.recv_timeout(self.limit) == Ok(Stored::Yes)
-    }
-
-    fn must_stay(&self, facts: &RecordFacts) -> bool {
-        facts.length == ByteCount::ZERO && self.owner.get().is_some_and(|owner| owner.must_stay(&facts.key))
     }
 
     /// The records of a zone that its owner does not want to lose to reclaim.
@@ -330,158 +258,10 @@ impl Shared {
             }
         }
     }
-
-    /// Writes again what a zone is not to take along.
-    pub(super) fn empty_zone(&self, device: &Arc<Device>, number: u32, entries: &[FooterEntry]) -> Emptied {
-        let mut emptied = Emptied::default();
-        let mut budget = u64::from(device.zone_blocks) * BLOCK_BYTES / PARTS * REINSERTED_PARTS;
-        if device.is_short_of_zones() && self.pinned_bytes(device, number, entries) > budget {
-            emptied.is_held_up = true;
-            return emptied;
-        }
-        let mut under_way: Vec<(u64, Receiver<Stored>)> = Vec::new();
-        let deadline = Instant::now() + REINSERT_LIMIT;
-        let (mut has_failed, mut again) = (false, Vec::new());
-        for entry in entries {
-            let FooterEntry::Object { block, facts } = entry else { continue };
-            let place = Place { zone: device.zone_id(number), block: *block };
-            let Some(located) = self.index.get(&facts.hash).filter(|found| found.place == place) else {
-                continue;
-            };
-            let bytes = facts.blocks() * BLOCK_BYTES;
-            let pending: u64 = under_way.iter().map(|(bytes, _)| bytes).sum();
-            let is_pinned = || self.is_pinned(&located);
-            let is_wanted = (located.heat > 0 || is_pinned()) && !self.has_elsewhere(&located);
-            let is_in_time = pending <= REINSERT_WINDOW;
-            let is_kept = bytes <= budget && ((is_wanted && is_in_time) || self.must_stay(facts));
-            emptied.stood.push((facts.hash, place));
-            let rewritten = if is_kept {
-                self.rewrite(device, device, place, facts)
-            } else if is_wanted && is_pinned() {
-                Err(NotMoved::HeldUp)
-            } else {
-                Err(NotMoved::Lost)
-            };
-            match rewritten {
-                Ok(receiver) => {
-                    emptied.has_moved = true;
-                    budget -= bytes;
-                    again.extend((located.is_again && !is_pinned()).then_some(facts.hash));
-                    under_way.push((bytes, receiver));
-                    has_failed |= bring_home(device, &mut under_way, deadline);
-                }
-                Err(NotMoved::HeldUp) => {
-                    emptied.is_held_up = true;
-                    break;
-                }
-                // It goes with the zone, unless it is gone already.
-                Err(NotMoved::Replaced | NotMoved::Lost) => {}
-            }
-        }
-        for (_, receiver) in under_way {
-            // Whatever becomes of it, its writer tells the index.
-            has_failed |= wait_for(device, &receiver, deadline) == Some(Stored::Failed);
-        }
-        // A writer that waits for the zone gets it nevertheless.
-        emptied.is_held_up |= has_failed && !device.is_short_of_zones();
-        if !emptied.is_held_up {
-            // As in `free_zone`: of these, what is not written again by now is given up.
-            let moving = ZoneId::on_the_move(device.number);
-            for hash in again {
-                self.drop_record(&hash, DroppedFor::Room, |found| {
-                    found.place.zone == moving && found.is_again
-                });
-            }
-        }
-        emptied
-    }
-
-    /// Reads a record of one disk and leaves it to be written to another, or to the same one.
-    pub(super) fn rewrite(
-        &self,
-        from: &Device,
-        to: &Device,
-        place: Place,
-        facts: &RecordFacts,
-    ) -> Result<Receiver<Stored>, NotMoved> {
-        let length = usize::try_from(facts.length.get()).map_err(|_| NotMoved::Lost)?;
-        let memory = Memory::Buffer(Arc::new(Buffer::zeroed(length)));
-        let read = self.load_from(place, facts.length, &memory, ReadFor::Again).map_err(|missed| {
-            // After an error of the medium the zone is given up.
-            let is_there = from.zone(place.zone.zone()).is_some_and(|zone| zone.can_be_read());
-            if missed == Missed::Failed && is_there { NotMoved::HeldUp } else { NotMoved::Lost }
-        })?;
-        if read != *facts {
-            return Err(NotMoved::Lost);
-        }
-        // Its bytes are here: from now on it stands nowhere, until it is written.
-        let nowhere = Place { zone: ZoneId::on_the_move(from.number), block: self.next_move() };
-        let sequence = from.zone(place.zone.zone()).map_or(0, |zone| zone.sequence);
-        let uses = self.index.get(&facts.hash).map_or(0, |found| found.heat);
-        {
-            // Who stores it again forgets where it stood under this lock, too.
-            let pending = self.pending.lock();
-            if pending.is_stored_now(facts.hash, facts.version) {
-                return Err(NotMoved::HeldUp);
-            }
-            if !self.index.relocate(&facts.hash, facts.version, place, nowhere) {
-                return Err(NotMoved::Replaced);
-            }
-            self.homes.note(facts.hash, Home { version: facts.version, place, sequence, uses });
-        }
-        let (sender, receiver) = sync_channel(1);
-        let append = Append {
-            hash: facts.hash,
-            key: facts.key.clone(),
-            meta: facts.meta.clone(),
-            version: facts.version,
-            length: facts.length,
-            checksum: Some(facts.checksum),
-            memory,
-            durable: false,
-            origin: Origin::Zone(nowhere),
-            uses: 0,
-            done: super::queue::report_to(sender),
-        };
-        if !to.queue.push(Job::Append(append)) {
-            self.index.relocate(&facts.hash, facts.version, nowhere, place);
-            return Err(NotMoved::HeldUp);
-        }
-        Ok(receiver)
-    }
 }
 
 fn first_block(device: &Device) -> Place {
     Place { zone: device.zone_id(0), block: 0 }
-}
-
-/// Waits until less than [`REINSERT_WINDOW`] is under way, as far as that may be waited for. Returns whether some was not
-/// written.
-fn bring_home(device: &Device, under_way: &mut Vec<(u64, Receiver<Stored>)>, deadline: Instant) -> bool {
-    let mut has_failed = false;
-    while under_way.iter().map(|(bytes, _)| bytes).sum::<u64>() > REINSERT_WINDOW {
-        let (bytes, receiver) = under_way.remove(0);
-        let Some(stored) = wait_for(device, &receiver, deadline) else {
-            under_way.push((bytes, receiver));
-            break;
-        };
-        has_failed |= stored == Stored::Failed;
-    }
-    has_failed
-}
-
-/// Waits until a record was written again, but not while the writer itself waits for the zone. Returns how that ended.
-fn wait_for(device: &Device, receiver: &Receiver<Stored>, deadline: Instant) -> Option<Stored> {
-    loop {
-        // Looked at first: many are asked for while nothing is to be waited for.
-        let gives_up = device.is_short_of_zones() || Instant::now() >= deadline;
-        match receiver.recv_timeout(if gives_up { Duration::ZERO } else { WRITER_LOOK }) {
-            Ok(stored) => return Some(stored),
-            Err(RecvTimeoutError::Disconnected) => return Some(Stored::Failed),
-            Err(RecvTimeoutError::Timeout) if gives_up => return None,
-            Err(RecvTimeoutError::Timeout) => {}
-        }
-    }
 }
 
 impl Device {
