@@ -3,17 +3,14 @@
 //! Invariants
 //! - While it drains, this member keeps no copies for others, and its own do not count, nor do those of others that drain.
 //! - What the catalog does not know of, or knows an earlier version of, is announced first: what others hold of it is not enough.
-//! - It leaves only when a whole walk found nothing left to copy, what was published since that began is copied, too
-//!   ([`super::parting`]), and who serves its shards with it is there and has heard of all that it decided: removals are known
-//!   to these two alone. After each wait for that it walks again. When its time is over before, or nobody takes what is left,
-//!   it stays a member, and a later drain begins with what is left.
+//! - It [leaves](super::leaving) only when a whole walk found nothing left to copy, and after each wait to leave it walks again.
+//!   When its time is over before, or nobody takes what is left, it stays a member, and a later drain begins with what is left.
 //! - A start of a member that was draining goes on with that, until the time that it was given.
 //!
 //! Limits: one drain at a time; another one only gives it another time.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -22,17 +19,13 @@ use tidefs_engine::types::{ByteCount, MemberId, PeerId};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use super::catalog::wire::{
-    DRAIN, Done, Drain, DrainOrder, DrainPhase, DrainReport, FAREWELL, Kept, Message, REVOKE, Revoke,
-};
-use super::coordinator::{CoordinatorError, Reachability};
+use super::catalog::wire::{DRAIN, Drain, DrainOrder, DrainPhase, DrainReport, Kept, Message};
 use super::copying::{Copied, Wish};
 use super::core::Core;
 use super::drain_file::Unfinished;
 use super::error::ClusterError;
 use super::gone::Gone;
 use super::object::{Facts, Holding, Stamp};
-use super::peers::Peer;
 use super::shards::{KeyId, replica_target};
 
 /// Objects that are copied at once.
@@ -44,14 +37,7 @@ const FRUITLESS_MAX: u32 = 10;
 /// Part of what a walk looked at that it may have had to have copied and be the last one all the same.
 const FEW: u64 = 100;
 /// Pause between two walks of which the first left something.
-const PAUSE: Duration = Duration::from_millis(500);
-/// How often the coordinator is asked to keep a member that could not leave.
-const REGISTER_TRIES: u32 = 5;
-/// Between two looks whether all have heard what was decided last.
-const HEARING: Duration = Duration::from_millis(5);
-/// How long a member that leaves waits until the others have heard that. Who has not forgets what it held when it is given up.
-const HEARD_WITHIN: Duration = Duration::from_secs(1);
-
+pub(super) const PAUSE: Duration = Duration::from_millis(500);
 /// How far the drain of this member is.
 #[derive(Debug, Default)]
 pub(super) struct Draining {
@@ -65,6 +51,12 @@ struct State {
     until: Option<Duration>,
     /// Others that drained, too, when the last walk began.
     others: BTreeSet<MemberId>,
+}
+
+impl Draining {
+    pub(super) fn note_left(&self) {
+        self.state.lock().report.phase = DrainPhase::Left;
+    }
 }
 
 /// Whether something of which that became is still to be copied.
@@ -246,67 +238,8 @@ impl Core {
         }
     }
 
-    /// Leaves, unless something is in the way. A walk that began a moment ago found nothing left to copy; what was published
-    /// since is copied first. Returns whether it has left.
-    async fn leave_after_walk(self: &Arc<Self>) -> bool {
-        // Most of it while more may be published. Somebody is always just being told of that, who waits for nobody that is away.
-        if !self.may_leave(Peer::is_there) || !self.drain_most_noted().await {
-            return false;
-        }
-        let shut = self.parting.shut();
-        let is_ready = async {
-            shut.is_idle().await;
-            let are_held = self.drain_noted().await.is_some();
-            while are_held && self.who_is_not(Peer::has_heard_all).is_some() {
-                tokio::time::sleep(HEARING).await;
-            }
-            are_held
-        };
-        let is_ready = tokio::time::timeout(self.config.timings.background, is_ready).await.unwrap_or(false);
-        if !is_ready || self.is_out_of_time() {
-            return false;
-        }
-        match self.leave(self.in_background()).await {
-            Ok(()) => {
-                // Who waits to publish learns that it is too late.
-                self.draining.state.lock().report.phase = DrainPhase::Left;
-                self.forget_all_answers();
-                true
-            }
-            Err(error) => {
-                tracing::warn!(%error, "a drained member cannot leave yet");
-                drop(shut);
-                self.stay_registered().await;
-                false
-            }
-        }
-    }
-
-    /// Has the coordinator keep this member, which it was asked in vain to take out: one that is away would do so as soon as it
-    /// is back, whether the member still wants to leave by then or not.
-    async fn stay_registered(&self) {
-        let Some(member) = self.registration.get() else { return };
-        for _ in 0..REGISTER_TRIES {
-            let is_reached = || matches!(self.coordinator.reachability(), Reachability::Reached);
-            match self.coordinator.register(member.clone(), self.in_background()).await {
-                Ok(()) | Err(CoordinatorError::Superseded { .. }) => return,
-                // What it was asked last is done when it is back.
-                Err(error) if error.is_away() && !is_reached() => return,
-                Err(error) => tracing::warn!(%error, "who could not leave is not registered again yet"),
-            }
-            tokio::time::sleep(PAUSE).await;
-        }
-        tracing::error!("whether this member is still registered is not known; a restart registers it");
-    }
-
-    /// Whether all others are as this member needs them to leave, and the coordinator answers.
-    fn may_leave(&self, is_ready: fn(&Peer) -> bool) -> bool {
-        let is_reached = matches!(self.coordinator.reachability(), Reachability::Reached);
-        is_reached && self.who_is_not(is_ready).is_none()
-    }
-
     /// As [`Self::drain_noted`], until little is published meanwhile. Returns whether others hold what was noted.
-    async fn drain_most_noted(self: &Arc<Self>) -> bool {
+    pub(super) async fn drain_most_noted(self: &Arc<Self>) -> bool {
         for _ in 0..NOTED_ROUNDS {
             match self.drain_noted().await {
                 None => return false,
@@ -319,7 +252,7 @@ impl Core {
 
     /// Has enough other members hold what was published since that was asked last. Returns how much that was, `None` when they
     /// do not hold it.
-    async fn drain_noted(self: &Arc<Self>) -> Option<usize> {
+    pub(super) async fn drain_noted(self: &Arc<Self>) -> Option<usize> {
         let noted = self.parting.take()?;
         let count = noted.len();
         let (mut noted, mut under_way) = (noted.into_iter(), JoinSet::new());
@@ -337,38 +270,7 @@ impl Core {
         }
     }
 
-    /// Waits for the coordinator, and for members that are to know what this one decided. Returns whether the time is not
-    /// over.
-    async fn wait_to_leave(&self) -> bool {
-        let mut awaited = None;
-        loop {
-            tokio::time::sleep(PAUSE).await;
-            if self.is_out_of_time() {
-                return false;
-            }
-            if self.may_leave(Peer::owes_nothing) {
-                return true;
-            }
-            let ignorant = self.who_is_not(Peer::owes_nothing);
-            if let Some(member) = ignorant.filter(|_| awaited != ignorant) {
-                tracing::warn!(
-                    member = member.0,
-                    "a drained member stays until that one has heard what it decided"
-                );
-            }
-            awaited = ignorant;
-        }
-    }
-
-    /// A member of the view that is not `ready`; any while shards are being handed over.
-    fn who_is_not(&self, ready: fn(&Peer) -> bool) -> Option<MemberId> {
-        let is_handing_over = self.handing_over.load(Ordering::Acquire) > 0;
-        let peers = self.peers.lock();
-        let mut members = peers.values().filter(|peer| peer.is_registered);
-        members.find(|peer| is_handing_over || !ready(peer)).map(|peer| peer.id.member)
-    }
-
-    fn is_out_of_time(&self) -> bool {
+    pub(super) fn is_out_of_time(&self) -> bool {
         self.draining.state.lock().until.is_some_and(|until| self.now() >= until)
     }
 
@@ -471,27 +373,5 @@ impl Core {
                 Kept::NotNow | Kept::Leaving => drop(refusing.insert(target)),
             }
         }
-    }
-
-    /// Tells everyone that this member goes, and takes it out of the view.
-    pub(super) async fn leave(&self, deadline: std::time::Instant) -> Result<(), ClusterError> {
-        let others = self.others();
-        self.coordinator.leave(deadline).await?;
-        let patience = deadline.min(self.within(HEARD_WITHIN));
-        let mut heard = JoinSet::new();
-        for peer in others {
-            self.carrier.notify(peer, FAREWELL, Done {}.encode());
-            // Messages to a peer arrive in order, and what nobody answers may be lost with the connection: who answers this,
-            // which takes nothing back, has heard that.
-            let question = Revoke { items: Vec::new() }.encode();
-            heard.spawn(self.carrier.call(peer, REVOKE, question, patience));
-        }
-        self.go_out(None);
-        while let Some(answer) = heard.join_next().await {
-            if let Ok(Err(error)) = answer {
-                tracing::warn!(%error, "a member may learn late that this one has left");
-            }
-        }
-        Ok(())
     }
 }

@@ -21,6 +21,7 @@ mod error;
 mod fetching;
 mod giving_back;
 mod gone;
+mod leaving;
 mod lending;
 mod letting_go;
 mod listing;
