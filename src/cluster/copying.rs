@@ -1,9 +1,8 @@
-//! Copies on other members: of what its policy wants more than once, when it is sealed, and again when a member is lost.
+//! Copies on other members: of what its policy wants more than once, when it is sealed, and again when a member is
+//! [lost](super::repairing).
 //!
 //! Who seals an object asks other members to fetch it: those that rendezvous hashing names for the head of its chain, each
-//! on another host and, while there are any, in another rack. When members come, go or are forgotten, and now and then as
-//! copies are evicted too, everyone walks through what it holds, and the first of those who hold an object has the missing
-//! copies made, within a budget of bytes.
+//! on another host and, while there are any, in another rack.
 //!
 //! Invariants
 //! - Too few members, or too little room on them, is a state that is shown, never a failure of who writes.
@@ -20,25 +19,17 @@ use parking_lot::Mutex;
 use tidefs_engine::engine::Answer;
 use tidefs_engine::types::{ByteCount, MemberId, PeerId};
 use tokio::sync::{Notify, Semaphore};
-use tokio::task::JoinSet;
 
 use super::catalog::wire::{KEEP, Keep, Kept, Message};
 use super::core::Core;
-use super::object::{Facts, Found, Holder, Holding, Stamp, Unkept};
+use super::object::{Facts, Found, Stamp, Unkept};
 use super::shards::{KeyId, replica_target};
 use super::short::Short;
 
 /// Objects that wait for their first copies.
 const WISHES_MAX: usize = 65_536;
 /// Objects of which copies are made at once, for others and by others.
-const AT_ONCE: usize = 8;
-/// Things that are looked at together.
-const PAGE: usize = 512;
-/// Objects that are looked at in a second when nothing is known to be missing.
-const LOOKS_PER_SECOND: u32 = 2048;
-/// The longest pause before what failed is tried again.
-const PAUSE_MAX: Duration = Duration::from_secs(60);
-
+pub(super) const AT_ONCE: usize = 8;
 /// An object that is to have copies on other members.
 #[derive(Clone, Debug)]
 pub struct Wish {
@@ -75,11 +66,11 @@ pub(super) struct Copying {
     /// Held for a look-up.
     wishes: Mutex<VecDeque<Wish>>,
     wish_came: Notify,
-    walk_wanted: Notify,
+    pub(super) walk_wanted: Notify,
     /// Members came or went since the last walk began: the next is not to take its time, and another follows.
-    is_urgent: AtomicBool,
+    pub(super) is_urgent: AtomicBool,
     /// Held for a look, and once for each walk.
-    short: Mutex<Short>,
+    pub(super) short: Mutex<Short>,
     /// Keys of which this member has copies made right now.
     busy: Mutex<HashSet<KeyId>>,
     was_freed: Notify,
@@ -87,7 +78,7 @@ pub(super) struct Copying {
     /// Copies that this member makes for others now.
     taking: Arc<Semaphore>,
     /// Until when the budget for repairs is used up, in nanoseconds since the start.
-    paid_until_ns: AtomicU64,
+    pub(super) paid_until_ns: AtomicU64,
     /// The same for what others ask this member to keep.
     taken_until_ns: AtomicU64,
 }
@@ -114,17 +105,6 @@ impl Copying {
     /// Objects that wait for copies, and objects of which there are too few.
     pub(super) fn sizes(&self) -> (usize, usize) {
         (self.wishes.lock().len() + self.under_way.load(Ordering::Relaxed), self.short.lock().count())
-    }
-
-    /// Everything that is held is to be looked at.
-    pub(super) fn walk(&self) {
-        self.is_urgent.store(true, Ordering::Release);
-        self.walk_wanted.notify_one();
-    }
-
-    /// The same at the pace at which that is done now and then: some of it may have failed.
-    pub(super) fn walk_at_ease(&self) {
-        self.walk_wanted.notify_one();
     }
 
     /// Waits until nobody else here makes copies of `key`, and has nobody do so until the answer is dropped.
@@ -157,7 +137,7 @@ impl Drop for Busy<'_> {
 
 /// Takes `size` bytes out of a budget of `rate` bytes a second, which is used up until `until_ns`. Returns how long to wait
 /// before they may be used.
-fn pay(until_ns: &AtomicU64, now: Duration, size: ByteCount, rate: u64) -> Duration {
+pub(super) fn pay(until_ns: &AtomicU64, now: Duration, size: ByteCount, rate: u64) -> Duration {
     let now_ns = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
     let cost = u128::from(size.get()) * 1_000_000_000 / u128::from(rate.max(1));
     let cost_ns = u64::try_from(cost).unwrap_or(u64::MAX);
@@ -198,77 +178,6 @@ impl Core {
                 drop(turn);
             });
         }
-    }
-
-    /// Walks through all that is held whenever that is wanted, and else now and then, and has missing copies made.
-    pub(super) async fn repair_for_ever(self: Arc<Self>) {
-        let first_pause = self.config.timings.tick * 2;
-        let mut is_followed = false;
-        loop {
-            // What a lost member held is forgotten later than it is lost, by each owner in its own time.
-            let now_and_then = self.config.timings.look_for_copies;
-            let again = if is_followed { self.config.timings.grace + first_pause } else { now_and_then };
-            let follows = is_followed;
-            // It came by time, or somebody wanted it.
-            let _ = tokio::time::timeout(again, self.copying.walk_wanted.notified()).await;
-            is_followed = false;
-            let mut pause = first_pause;
-            loop {
-                // What made it necessary is known to all by then; and what failed may succeed.
-                tokio::time::sleep(first_pause).await;
-                is_followed |= self.copying.is_urgent.swap(false, Ordering::AcqRel);
-                if self.walk_once(if follows || is_followed { u32::MAX } else { LOOKS_PER_SECOND }).await {
-                    break;
-                }
-                pause = (pause * 2).min(PAUSE_MAX);
-                let wanted = self.copying.walk_wanted.notified();
-                if tokio::time::timeout(pause.saturating_sub(first_pause), wanted).await.is_ok() {
-                    pause = first_pause;
-                }
-            }
-        }
-    }
-
-    /// Looks at `looks_per_second` objects. Returns whether nothing is left that may succeed a moment later.
-    async fn walk_once(self: &Arc<Self>, looks_per_second: u32) -> bool {
-        let seen = self.seen();
-        let Some(holder) = self.holder.upgrade().filter(|_| !seen.is_alone) else { return true };
-        self.copying.short.lock().begin_walk(looks_per_second == u32::MAX);
-        let turns = Arc::new(Semaphore::new(AT_ONCE));
-        let (mut under_way, mut is_over) = (JoinSet::new(), true);
-        let mut after = 0;
-        loop {
-            let (page, next) = holder.holdings(&|_| true, after, PAGE);
-            let mut looks = 0;
-            for wish in page.into_iter().filter_map(|holding| repairable(&*holder, holding)) {
-                looks += 1;
-                let Ok(turn) = Arc::clone(&turns).acquire_owned().await else { return true };
-                let core = Arc::clone(self);
-                under_way.spawn(async move {
-                    let (copied, made) = core.copy(&wish, true).await;
-                    let bytes = ByteCount(wish.size.get().saturating_mul(u64::from(made)));
-                    if made > 0 {
-                        let rate = core.config.limits.repair_bytes_per_second;
-                        tokio::time::sleep(pay(&core.copying.paid_until_ns, core.now(), bytes, rate)).await;
-                    }
-                    drop(turn);
-                    copied != Copied::NotNow
-                });
-                while let Some(ended) = under_way.try_join_next() {
-                    is_over &= ended.unwrap_or(false);
-                }
-            }
-            match next.filter(|&next| next != after) {
-                Some(next) => after = next,
-                None => break,
-            }
-            tokio::time::sleep(Duration::from_secs(looks) / looks_per_second).await;
-        }
-        while let Some(ended) = under_way.join_next().await {
-            is_over &= ended.unwrap_or(false);
-        }
-        self.copying.short.lock().end_walk();
-        is_over
     }
 
     /// Whether what a member holds counts: it was not given up, and does not leave as this one does.
@@ -452,19 +361,6 @@ impl Core {
 fn ingest_rate(age: Duration, ramp: Duration, full: u64) -> u64 {
     let part = u128::from(full) * age.min(ramp).as_millis() / ramp.as_millis().max(1);
     if age >= ramp { full } else { u64::try_from(part).unwrap_or(full).max(full / 10) }
-}
-
-/// What a walk looks at more closely: what is to be there more than once, and is here to stay.
-fn repairable(holder: &dyn Holder, holding: Holding) -> Option<Wish> {
-    let Holding { path, stamp, facts: Facts::File(facts), medium } = holding else { return None };
-    let is_wanted = medium.is_hard() && facts.replicas > 1;
-    is_wanted.then(|| Wish {
-        head: holder.head(&path),
-        path,
-        stamp,
-        size: facts.size,
-        replicas: facts.replicas,
-    })
 }
 
 #[cfg(test)]

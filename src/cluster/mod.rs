@@ -36,6 +36,7 @@ mod pulling;
 mod removals_file;
 mod removing;
 pub mod rendezvous;
+mod repairing;
 mod replicating;
 mod revoking;
 pub mod settings;
