@@ -31,6 +31,7 @@ pub mod node;
 pub mod object;
 mod parting;
 mod peers;
+mod probing;
 mod publishing;
 mod pulling;
 mod removals_file;
