@@ -2,6 +2,7 @@
 
 use super::*;
 use clap::CommandFactory as _;
+use tidefs_control_api::Pin;
 
 fn parse(line: &str) -> Result<Cli, clap::Error> {
     Cli::try_parse_from(line.split(' '))
