@@ -1,0 +1,156 @@
+//! A daemon that starts: its log, what it says until its mount answers, and its end when it does not get that far.
+//!
+//! Limits: it is given its time anew whenever its log has grown; one that is stopped has [`END_PATIENCE`] to end, and is killed
+//! then.
+//! Threads: one of its own reads what it says, until it closes its stdout or nobody listens any more.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, BufRead as _, BufReader};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::{Launch, LaunchError};
+use crate::output::tell;
+
+/// What a daemon writes when its mount answers.
+const MOUNTED: &str = "tidefs: mounted on ";
+
+/// Time for a daemon to end that has said its last word, or was told to.
+const END_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Time between two looks at the log of a daemon that starts.
+const NEWS_INTERVAL: Duration = Duration::from_millis(200);
+
+impl Launch {
+    /// Waits for the mount of the daemon that `child` is, until `deadline`, or for more in its log.
+    pub(super) fn wait_for_mount(
+        &self,
+        child: &mut Child,
+        log: &Path,
+        mut deadline: Instant,
+    ) -> Result<(), LaunchError> {
+        let lines = lines_of(child);
+        let mut logged = 0;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match lines.recv_timeout(left.min(NEWS_INTERVAL)) {
+                Ok(line) if line.starts_with(MOUNTED) => return Ok(()),
+                Ok(_) => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    let length = fs::metadata(log).map_or(logged, |metadata| metadata.len());
+                    if length > logged {
+                        (logged, deadline) = (length, Instant::now() + self.timeout);
+                    } else if left.is_zero() {
+                        return Err(LaunchError::TimedOut { timeout: self.timeout, log: read_log(log) });
+                    }
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(match wait_for_end(child, END_PATIENCE) {
+                        Some(status) => LaunchError::Ended { status, log: read_log(log) },
+                        None => LaunchError::Odd { log: read_log(log) },
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// The lines of the child's stdout, read by a thread so that waiting for them can end.
+fn lines_of(child: &mut Child) -> mpsc::Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    let stdout = child.stdout.take().expect("the child was given a pipe as stdout");
+    std::thread::spawn(move || {
+        let mut reader = BufReader::new(stdout);
+        let mut line = Vec::new();
+        while reader.read_until(b'\n', &mut line).is_ok_and(|length| length > 0) {
+            if sender.send(String::from_utf8_lossy(&line).into_owned()).is_err() {
+                break;
+            }
+            line.clear();
+        }
+    });
+    receiver
+}
+
+fn wait_for_end(child: &mut Child, patience: Duration) -> Option<ExitStatus> {
+    let deadline = Instant::now() + patience;
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Some(status),
+            Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(10)),
+            _ => return None,
+        }
+    }
+}
+
+/// Stops a child that may still run: asked first, so that it can unmount.
+pub(super) fn end(child: &mut Child) {
+    if wait_for_end(child, Duration::ZERO).is_some() {
+        return;
+    }
+    if let Ok(pid) = i32::try_from(child.id()) {
+        // It is our child and not waited for, so the id is still its own; that it just ended is no fault.
+        let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
+    }
+    if wait_for_end(child, END_PATIENCE).is_none()
+        && child.kill().is_ok()
+        && wait_for_end(child, END_PATIENCE).is_none()
+    {
+        tell(format_args!("tidefs: process {} was killed, and the kernel does not end it yet", child.id()));
+    }
+}
+
+/// Where the log of the start before stands beside `log`.
+pub(crate) fn earlier_log(log: &Path) -> PathBuf {
+    log.with_extension("1")
+}
+
+/// An empty log at `path`; the one of the start before stays beside it as `log.1`.
+pub(super) fn open_log(path: &Path) -> io::Result<File> {
+    let folder = path.parent().expect("a log lies in its instance's folder");
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    match fs::rename(path, earlier_log(path)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    OpenOptions::new().create_new(true).append(true).mode(0o600).open(path)
+}
+
+/// The end of a log, for the message of a failure.
+fn read_log(path: &Path) -> String {
+    const LINES: usize = 20;
+    let text = match fs::read(path) {
+        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+        Err(error) => return format!("  (its log {} cannot be read: {error})", path.display()),
+    };
+    if text.trim().is_empty() {
+        return format!("  (its log {} is empty)", path.display());
+    }
+    let lines: Vec<&str> = text.lines().collect();
+    let tail = &lines[lines.len().saturating_sub(LINES)..];
+    tail.iter().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_start_keeps_the_log_of_the_one_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("instance/log");
+        for text in ["first", "second", "third"] {
+            use std::io::Write as _;
+            writeln!(open_log(&log).unwrap(), "{text}").unwrap();
+        }
+        assert_eq!(fs::read_to_string(&log).unwrap(), "third\n");
+        assert_eq!(fs::read_to_string(dir.path().join("instance/log.1")).unwrap(), "second\n");
+        assert_eq!(read_log(&log), "  third");
+    }
+}
