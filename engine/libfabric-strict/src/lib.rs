@@ -18,6 +18,7 @@
 
 mod objects;
 mod offer;
+mod transfers;
 mod world;
 
 use std::ffi::c_char;

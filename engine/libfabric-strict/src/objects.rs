@@ -1,19 +1,18 @@
-//! The provider's objects, and the functions in their tables. Each is a structure of libfabric with a number behind it,
-//! under which the [`mod@crate::world`] knows it.
+//! The provider's objects, and the functions in their tables but for [those that transfer](crate::transfers). Each is a
+//! structure of libfabric with a number behind it, under which the [`mod@crate::world`] knows it.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
-use std::time::Instant;
 
-use libc::ssize_t;
 use libfabric_sys as fi;
 use libfabric_sys::{
-    fi_addr_t, fi_av_attr, fi_cq_attr, fi_cq_data_entry, fi_cq_err_entry, fi_info, fi_mr_attr, fi_msg_rma,
-    fi_ops, fi_ops_av, fi_ops_cm, fi_ops_cq, fi_ops_domain, fi_ops_ep, fi_ops_fabric, fi_ops_mr, fi_ops_rma,
-    fid, fid_av, fid_cq, fid_domain, fid_ep, fid_fabric, fid_mr,
+    fi_addr_t, fi_av_attr, fi_cq_attr, fi_info, fi_mr_attr, fi_ops, fi_ops_av, fi_ops_cm, fi_ops_cq,
+    fi_ops_domain, fi_ops_ep, fi_ops_fabric, fi_ops_mr, fi_ops_rma, fid, fid_av, fid_cq, fid_domain, fid_ep,
+    fid_fabric, fid_mr,
 };
 
-use crate::world::{Binding, Endpoint, Kind, Memory, Transfer, world};
+use crate::transfers::{cq_read, cq_readerr, cq_strerror, read, writemsg};
+use crate::world::{Binding, Endpoint, Memory, world};
 
 /// An object of the library with our number behind it.
 #[repr(C)]
@@ -77,7 +76,7 @@ fn publish<T>(object: T, number: usize, domain: usize) -> *mut T {
 }
 
 /// Our number of an object.
-unsafe fn number<T>(object: *const T) -> usize {
+pub(crate) unsafe fn number<T>(object: *const T) -> usize {
     // SAFETY: every object of this provider was made by `publish`, and is not closed yet.
     unsafe { (*object.cast::<Numbered<T>>()).number }
 }
@@ -386,114 +385,4 @@ unsafe extern "C" fn remove(av: *mut fid_av, slot: *mut fi_addr_t, _count: usize
         }
         _ => -world.violation("an address is removed that is not there"),
     }
-}
-
-unsafe extern "C" fn read(
-    ep: *mut fid_ep,
-    target: *mut c_void,
-    length: usize,
-    desc: *mut c_void,
-    slot: fi_addr_t,
-    remote: u64,
-    key: u64,
-    context: *mut c_void,
-) -> ssize_t {
-    let transfer = Transfer {
-        kind: Kind::Read,
-        local: target as usize,
-        length,
-        descriptor: desc as usize,
-        slot,
-        remote,
-        key,
-        context: context as usize,
-    };
-    // SAFETY: the endpoint is open.
-    post(unsafe { number(ep) }, transfer)
-}
-
-unsafe extern "C" fn writemsg(ep: *mut fid_ep, message: *const fi_msg_rma, flags: u64) -> ssize_t {
-    // SAFETY: the endpoint is open, the message valid.
-    let (id, message) = unsafe { (number(ep), &*message) };
-    if flags & fi::FI_DELIVERY_COMPLETE != 0 || message.iov_count != 1 || message.rma_iov_count != 1 {
-        return -(world().violation("a write of several pieces, or with a promise of delivery") as ssize_t);
-    }
-    // SAFETY: the counts are 1, so each points to one element.
-    let (local, remote, desc) = unsafe { (&*message.msg_iov, &*message.rma_iov, message.desc.as_ref()) };
-    let transfer = Transfer {
-        kind: Kind::Write,
-        local: local.iov_base as usize,
-        length: local.iov_len,
-        descriptor: desc.map_or(0, |desc| *desc as usize),
-        slot: message.addr,
-        remote: remote.addr,
-        key: remote.key,
-        context: message.context as usize,
-    };
-    post(id, transfer)
-}
-
-fn post(id: usize, transfer: Transfer) -> ssize_t {
-    match world().post(id, transfer) {
-        Ok(()) => 0,
-        Err(code) => -(code as ssize_t),
-    }
-}
-
-unsafe extern "C" fn cq_read(cq: *mut fid_cq, entries: *mut c_void, count: usize) -> ssize_t {
-    // SAFETY: the queue is open.
-    let id = unsafe { number(cq) };
-    let halted_until = world().halted_until;
-    if let Some(left) = halted_until.and_then(|until| until.checked_duration_since(Instant::now())) {
-        std::thread::sleep(left);
-    }
-    let mut world = world();
-    world.progress(id);
-    let Some(queue) = world.queues.get_mut(&id) else { return -(fi::FI_EINVAL as ssize_t) };
-    let mut written = 0;
-    while written < count {
-        let Some(done) = queue.front().copied().filter(|done| done.error == 0) else { break };
-        queue.pop_front();
-        let entry = fi_cq_data_entry {
-            op_context: done.context as *mut c_void,
-            len: done.length,
-            ..Default::default()
-        };
-        // SAFETY: the caller gives room for `count` entries of this format.
-        unsafe { entries.cast::<fi_cq_data_entry>().add(written).write(entry) };
-        written += 1;
-    }
-    let has_error = queue.front().is_some_and(|done| done.error != 0);
-    match (written, has_error) {
-        (0, true) => -(fi::FI_EAVAIL as ssize_t),
-        (0, false) => -(fi::FI_EAGAIN as ssize_t),
-        _ => written.cast_signed(),
-    }
-}
-
-unsafe extern "C" fn cq_readerr(cq: *mut fid_cq, entry: *mut fi_cq_err_entry, _flags: u64) -> ssize_t {
-    // SAFETY: the queue is open.
-    let id = unsafe { number(cq) };
-    let mut world = world();
-    let queue = world.queues.get_mut(&id);
-    let Some(done) = queue.and_then(|queue| queue.pop_front_if(|done| done.error != 0)) else {
-        return -(fi::FI_EAGAIN as ssize_t);
-    };
-    // SAFETY: the caller gives a valid entry.
-    let entry = unsafe { &mut *entry };
-    entry.op_context = done.context as *mut c_void;
-    entry.err = done.error;
-    entry.prov_errno = done.error;
-    entry.err_data_size = 0;
-    1
-}
-
-unsafe extern "C" fn cq_strerror(
-    _cq: *mut fid_cq,
-    _code: c_int,
-    _detail: *const c_void,
-    _text: *mut c_char,
-    _length: usize,
-) -> *const c_char {
-    c"strict provider".as_ptr()
 }
