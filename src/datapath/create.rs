@@ -181,14 +181,17 @@ impl Datapath {
                 if options.exclusive {
                     return Err(Error::Exists);
                 }
-                let Some(object) = state.object(existing) else { return Err(Error::IsDirectory) };
+                state.object(existing).ok_or(Error::IsDirectory)?;
                 let Some(credentials) = &credentials else {
                     drop(state);
                     credentials = Some(Credentials::of(caller));
                     continue;
                 };
-                let next =
-                    if options.write { object.next_version() } else { state.shown_next_version(existing) };
+                let next = if options.write {
+                    state.version_to_join(existing)
+                } else {
+                    state.shown_next_version(existing)
+                };
                 let target = next.unwrap_or(existing);
                 if !credentials.may_open(&state.tree.node(target).attributes, options) {
                     return Err(Error::Denied);
@@ -250,11 +253,11 @@ impl Datapath {
         ino: Ino,
         wanted_max: Option<ByteCount>,
     ) -> Result<(), Error> {
-        let (parent, size, (counted, is_beside_begun), version, place) = {
+        let (parent, size, (counted, is_beside_another), version, place) = {
             let state = self.lock();
             let slot = state.slot_of(ino)?;
             let object = state.object(slot).ok_or(Error::IsDirectory)?;
-            let counted = (state.discount_left(slot), state.is_beside_begun(slot));
+            let counted = state.discount_of_version(slot);
             // As it is now: a writer may have gone on after the rename that sealed it.
             let size = self.stat_of(&state, slot).size;
             (state.tree.node(slot).parent, size, counted, object.version, object.place.clone())
@@ -271,15 +274,15 @@ impl Datapath {
         if !matches!(is_entered, Ok(true)) {
             self.free_place(Place::Solo(id));
         }
-        if is_beside_begun {
-            // What was begun counts whole from now on. What cannot go stays.
+        if is_beside_another {
+            // That counts whole from now on. What cannot go stays.
             let _ = self.make_room_in_quota(ByteCount::ZERO, parent);
         }
         is_entered.map(drop)
     }
 
     /// Enters a new version of the object `ino`, which keeps `kept` bytes of it in `segment`, into the tables. `false` when another
-    /// writer was faster, whom this one joins.
+    /// writer was faster, whom this one joins. What all had closed before the object took its name gives way to it.
     ///
     /// # Errors
     /// [`Error::Stale`] when it is not what was copied: that `version`, in that place, under a name.
@@ -300,11 +303,11 @@ impl Datapath {
         if node.is_detached() {
             return Err(Error::Stale);
         }
-        let old = state.object(slot).ok_or(Error::IsDirectory)?;
-        if let Some(next) = old.open.as_ref().and_then(|open| open.next_version) {
+        if let Some(next) = state.version_to_join(slot) {
             self.expect_writer(&mut state, caller, next);
             return Ok(false);
         }
+        let old = state.object(slot).ok_or(Error::IsDirectory)?;
         let is_same = old.phase == Phase::Sealed
             && old.version == version
             && (kept == ByteCount::ZERO || old.place.is_same(place));
@@ -321,6 +324,9 @@ impl Datapath {
             })?;
         }
         self.stamp(&file, &attributes);
+        // Who has that open goes on without a name, as after a rename over it.
+        let mut overtaken = state.next_version(slot).map(|next| state.discard_writing(next));
+        self.retire_all(overtaken.as_mut_slice());
         let mut object = Object::writing(Place::Solo(id));
         object.marks.set(Marks::DECORATED, is_decorated);
         let open = object.open_mut();
@@ -339,6 +345,8 @@ impl Datapath {
         state.part_from_begun(slot);
         state.recharge(version);
         self.telemetry.copy_ups.increment();
+        drop(state);
+        overtaken.into_iter().for_each(|doomed| self.bury(doomed));
         Ok(true)
     }
 

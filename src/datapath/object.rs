@@ -168,7 +168,7 @@ pub struct OpenState {
     /// Monotonic milliseconds at which the last close was announced.
     pub announced_at_ms: u64,
     /// All who write this hidden version had announced their close when another one was published under its name: that one stands,
-    /// however late the RELEASE of this one comes.
+    /// however late the RELEASE of this one comes, and is what others come to write.
     pub is_overtaken: bool,
     /// A writer was killed while it had the file open.
     pub writer_killed: Option<ProcessId>,
@@ -326,6 +326,12 @@ impl Object {
         self.open.as_ref()?.next_version
     }
 
+    /// Whether all had closed it when another one was published under its name.
+    #[must_use]
+    pub fn is_overtaken(&self) -> bool {
+        self.open.as_deref().is_some_and(|open| open.is_overtaken)
+    }
+
     /// The backing file while the file is open.
     #[must_use]
     pub fn file(&self) -> Option<&Arc<File>> {
@@ -335,7 +341,8 @@ impl Object {
     /// Whether `process` has the file open for writing, or is about to.
     #[must_use]
     pub fn is_written_by(&self, process: ProcessId) -> bool {
-        let Some(open) = &self.open else { return false };
+        // Of what was overtaken all have announced their close; who was about to open it comes to what stands there.
+        let Some(open) = self.open.as_deref().filter(|open| !open.is_overtaken) else { return false };
         // One that is not known may be any other: it is shown nothing but what it was just sent to.
         let writes =
             |writer: &WriterProcess| process.is_known() && writer.id == process && writer.writing > 0;

@@ -249,7 +249,7 @@ impl Datapath {
             if object.phase != Phase::Sealed {
                 return Ok(());
             }
-            if let Some(next) = object.open.as_ref().and_then(|open| open.next_version) {
+            if let Some(next) = state.version_to_join(slot) {
                 // Somebody writes one already, and the caller joins in.
                 self.expect_writer(&mut state, caller, next);
                 return Ok(());

@@ -166,6 +166,11 @@ impl State {
         self.object(slot)?.next_version()
     }
 
+    /// The same, if it is what others come to write: not what all had closed before the object in `slot` took its name.
+    pub(super) fn version_to_join(&self, slot: Slot) -> Option<Slot> {
+        self.next_version(slot).filter(|&next| !self.object(next).is_some_and(super::Object::is_overtaken))
+    }
+
     /// Drops a file that is being written: its name, if it has one, and its claim to replace another version.
     pub(super) fn discard_writing(&mut self, slot: Slot) -> Doomed {
         // While it is known which name it was to get.

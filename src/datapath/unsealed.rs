@@ -100,6 +100,16 @@ impl State {
         if self.is_beside_begun(slot) { ByteCount::ZERO } else { self.counted(slot) }
     }
 
+    /// Bytes that another version over the object in `slot` counts less, and whether something else counts whole from then on: what is
+    /// begun for its place, or what was to take that before, for as long as somebody has it open.
+    pub(super) fn discount_of_version(&self, slot: Slot) -> (ByteCount, bool) {
+        let is_open = |next: Slot| self.object(next).is_some_and(super::Object::is_open);
+        if self.next_version(slot).is_some_and(is_open) {
+            return (ByteCount::ZERO, true);
+        }
+        (self.discount_left(slot), self.is_beside_begun(slot))
+    }
+
     /// Whether the quotas above the object in `slot` have more room without it. As much as it counts, a begun file beside it may
     /// count more then.
     pub(super) fn makes_room(&self, slot: Slot) -> bool {

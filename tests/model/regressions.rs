@@ -159,6 +159,27 @@ fn what_is_being_rewritten_is_seen_while_a_duplicate_is_closed() {
 }
 
 #[test]
+fn what_was_closed_before_a_rename_gives_way_to_the_version_that_is_begun_after_it() {
+    for forgets_at_once in [false, true] {
+        let mut run = start_with(Setup { forgets_at_once, ..SETUP });
+        run.stored(0, "k0", 20_000);
+        let reader = run.opened(2, "k0", READ);
+        let writer = run.opened(0, "k0", WRITE);
+        run.step(&Op::Flush { handle: Pick(1) });
+        run.stored(1, "k3.tmp", 30_000);
+        run.renamed(1, "k3.tmp", "k0");
+        let second = run.opened(1, "k0", WRITE);
+        run.written(second, 30_000, 10);
+        run.written(writer, 0, 10);
+        run.closed(writer);
+        run.closed(second);
+        assert_eq!(run.system.stat(2, "k0").expect("it is there").size, 30_010);
+        run.closed(reader);
+        run.restarted();
+    }
+}
+
+#[test]
 fn an_object_that_is_written_when_its_time_is_over_is_seen_until_it_is_closed() {
     let mut run = start();
     run.stored(0, "k0", 20_000);

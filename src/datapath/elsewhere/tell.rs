@@ -244,9 +244,8 @@ impl State {
     /// Whether the file `ino` is being written, and will stand at `path`: not what another one there has overtaken.
     fn is_written_for(&self, ino: Ino, path: &[u8]) -> bool {
         let Some(slot) = self.tree.by_ino(ino) else { return false };
-        let is_overtaken = |object: &Object| object.open.as_ref().is_some_and(|open| open.is_overtaken);
-        let is_written =
-            self.object(slot).is_some_and(|object| object.phase == Phase::Writing && !is_overtaken(object));
+        let is_written = |object: &Object| object.phase == Phase::Writing && !object.is_overtaken();
+        let is_written = self.object(slot).is_some_and(is_written);
         is_written && self.final_path(slot).as_deref() == Some(path)
     }
 

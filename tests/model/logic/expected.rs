@@ -8,7 +8,8 @@ use tidefs::datapath::{Caller, Error, OpenOptions};
 use tidefs::namespace::{Ino, ThreadId};
 use tidefs_engine::types::ByteCount;
 
-use super::resent::publish;
+use super::late_close::release;
+use super::resent::{CREATE, publish};
 use super::{Logic, Setup, caller};
 use crate::common::pattern::bytes;
 use crate::system::{Open, System, Token};
@@ -38,9 +39,30 @@ fn begin(logic: &mut Logic, sent: &Caller, truncate: bool) {
 
 /// Another process joins the version that was begun, and closes it.
 fn rewritten(logic: &mut Logic) {
+    let writer = joined(logic);
+    logic.close(0, writer);
+}
+
+/// The same before it closes it.
+fn joined(logic: &mut Logic) -> Token {
     let writer = logic.open(0, "k", REWRITE).expect("it joins");
     logic.write(0, writer, 0, &bytes(2, 60_000)).expect("write");
-    logic.close(0, writer);
+    writer
+}
+
+/// A third version takes the name, after the last close of the one that was begun and before its RELEASE.
+fn overtaken(logic: &mut Logic) {
+    let writer = joined(logic);
+    logic.flush(0, writer);
+    publish(logic, 0, 3);
+    release(logic, writer);
+}
+
+/// A process comes, adds to what it finds and closes it.
+fn add(logic: &mut Logic, who: usize) {
+    let writer = logic.open(who, "k", Open { truncate: false, ..REWRITE }).expect("open");
+    logic.write(who, writer, 50_000, b"end").expect("write");
+    logic.close(who, writer);
 }
 
 fn length_seen(logic: &mut Logic) -> u64 {
@@ -108,9 +130,27 @@ fn who_comes_to_what_took_the_name_of_a_version_that_waits_goes_on_with_that() {
     let (mut logic, _reader) = begun_by(&caller(1));
     rewritten(&mut logic);
     publish(&mut logic, 0, 3);
-    let writer = logic.open(0, "k", Open { truncate: false, ..REWRITE }).expect("open");
-    logic.write(0, writer, 50_000, b"end").expect("write");
-    logic.close(0, writer);
+    add(&mut logic, 0);
+    assert_eq!(length_seen(&mut logic), 50_003);
+}
+
+#[test]
+fn who_comes_to_what_took_the_name_of_a_version_just_before_that_waits_goes_on_with_that() {
+    let (mut logic, _reader) = begun_by(&caller(1));
+    overtaken(&mut logic);
+    add(&mut logic, 0);
+    assert_eq!(length_seen(&mut logic), 50_003);
+}
+
+/// It opens another file before, which it was not sent for.
+#[test]
+fn who_was_waited_for_by_what_was_closed_before_a_rename_comes_to_what_was_renamed() {
+    let (mut logic, _reader) = begun_by(&caller(1));
+    overtaken(&mut logic);
+    let another = logic.open(1, "another", CREATE).expect("create");
+    logic.close(1, another);
+    assert_eq!(logic.stat(1, "k").expect("it is there").size, 50_000);
+    add(&mut logic, 1);
     assert_eq!(length_seen(&mut logic), 50_003);
 }
 

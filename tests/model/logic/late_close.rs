@@ -1,6 +1,6 @@
 //! A RELEASE that comes long after the close(2) which it ends: the kernel sends it when it likes.
 
-use tidefs::datapath::{Lookup, Patience};
+use tidefs::datapath::{Lookup, OpenOptions, Patience};
 use tidefs::namespace::Ino;
 use tidefs_engine::types::ByteCount;
 
@@ -11,6 +11,9 @@ use crate::setup::Setup;
 use crate::system::{Open, System, Token, WATCHER};
 
 const LENGTH: usize = 50_000;
+/// What is added behind that.
+const MORE: &[u8] = b"more";
+const WRITE: Open = Open { read: false, write: true, create: false, exclusive: false, truncate: false };
 /// Two processes that write the same key.
 const WRITER: usize = 0;
 const PUBLISHER: usize = 1;
@@ -39,18 +42,38 @@ fn closed_before_its_release() -> (Logic, Token) {
     (logic, token)
 }
 
+/// The same, and a third version is renamed over both before that comes.
+fn overtaken() -> (Logic, Token) {
+    let (mut logic, token) = closed_before_its_release();
+    publish(&mut logic, 3);
+    (logic, token)
+}
+
 /// The RELEASE comes.
-fn release(logic: &mut Logic, token: Token) {
+pub(super) fn release(logic: &mut Logic, token: Token) {
     let (handle, _) = logic.handles.remove(&token).expect("it is open");
     logic.datapath().release(handle);
 }
 
 #[track_caller]
 fn assert_stands(logic: &mut Logic, seed: u64) {
+    assert_stands_with(logic, seed, b"");
+}
+
+/// The same, with what was added.
+#[track_caller]
+fn assert_stands_with(logic: &mut Logic, seed: u64, more: &[u8]) {
     let found = logic.open(WATCHER, "k", Open { read: true, ..Open::default() }).expect("it is there");
-    assert!(logic.read(WATCHER, found, 0, 2 * LENGTH).expect("read") == bytes(seed, LENGTH), "not {seed}");
+    let expected = [&bytes(seed, LENGTH)[..], more].concat();
+    assert!(logic.read(WATCHER, found, 0, 2 * LENGTH).expect("read") == expected, "not {seed}");
     logic.close(WATCHER, found);
     logic.assert_all_is_accounted_for();
+}
+
+/// Who has come to write `k` adds to what it is given.
+fn add(logic: &mut Logic, token: Token) {
+    logic.write(PUBLISHER, token, LENGTH as u64, MORE).expect("there is room");
+    logic.close(PUBLISHER, token);
 }
 
 /// Who renames looks the name up before, and waits for a close that was announced: a while only.
@@ -104,4 +127,52 @@ fn what_is_closed_after_another_version_was_published_takes_its_place() {
     publish(&mut logic, 3);
     logic.close(WRITER, token);
     assert_stands(&mut logic, 2);
+}
+
+#[test]
+fn who_comes_to_what_took_the_name_of_a_version_that_was_closed_goes_on_with_that() {
+    for is_released_first in [false, true] {
+        let (mut logic, token) = overtaken();
+        let writer = logic.open(PUBLISHER, "k", WRITE).expect("open");
+        if is_released_first {
+            release(&mut logic, token);
+            add(&mut logic, writer);
+        } else {
+            add(&mut logic, writer);
+            release(&mut logic, token);
+        }
+        assert_stands_with(&mut logic, 3, MORE);
+    }
+}
+
+/// The kernel believes that there is nothing.
+#[test]
+fn who_comes_to_create_what_took_the_name_of_a_version_that_was_closed_goes_on_with_that() {
+    let (mut logic, token) = overtaken();
+    let options = OpenOptions { write: true, ..OpenOptions::default() };
+    let writer = logic.create_or_open(PUBLISHER, Ino::ROOT, "k", options).expect("it is opened");
+    add(&mut logic, writer);
+    release(&mut logic, token);
+    assert_stands_with(&mut logic, 3, MORE);
+}
+
+/// It had closed one of several descriptors.
+#[test]
+fn who_goes_on_with_a_version_that_was_closed_before_a_rename_is_not_disturbed_by_who_writes_over_that() {
+    let (mut logic, token) = overtaken();
+    let writer = logic.open(PUBLISHER, "k", WRITE).expect("open");
+    logic.write(WRITER, token, 0, &bytes(4, LENGTH)).expect("there is room");
+    logic.close(WRITER, token);
+    add(&mut logic, writer);
+    assert_stands_with(&mut logic, 3, MORE);
+}
+
+#[test]
+fn who_comes_to_a_version_that_was_closed_once_more_after_a_rename_writes_the_same() {
+    let (mut logic, token) = overtaken();
+    logic.flush(WRITER, token);
+    let writer = logic.open(PUBLISHER, "k", WRITE).expect("it joins");
+    add(&mut logic, writer);
+    release(&mut logic, token);
+    assert_stands_with(&mut logic, 2, MORE);
 }

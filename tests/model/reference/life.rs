@@ -73,9 +73,12 @@ impl Model {
             self.set_slot(directory, name, Slot { current: None, next: Some(current) });
             return current;
         }
-        if let Some(next) = slot.next {
+        let overtaken = slot.next.filter(|&next| self.file(next).overtaken);
+        if let Some(next) = slot.next.filter(|_| overtaken.is_none()) {
             return next;
         }
+        // What stood there before gives way to what is begun now.
+        self.bury(overtaken);
         if rewrite() == Rewrite::InPlace {
             let file = self.file_mut(current);
             assert!(!file.is_open(), "{name} is open, and changed in place");

@@ -1,6 +1,6 @@
 //! Quotas: what counts in one, whose place it takes, and what leaves for it.
 
-use super::{CREATE, READ, at, start};
+use super::{CREATE, READ, WRITE, at, start};
 use crate::logic::Logic;
 use crate::operation::{NAMES, Op, Pick, Setting, Target};
 use crate::run::Run;
@@ -52,6 +52,25 @@ fn files_written_at_once_do_not_pass_their_quota() {
         run.closed(writer);
     }
     assert!(run.seen(1, "k0") && !run.seen(1, "k1"), "what is being written makes no room for others");
+}
+
+#[test]
+fn what_was_closed_before_a_rename_counts_whole_beside_the_version_that_is_begun_after_it() {
+    let mut run = start();
+    run.quota(160);
+    run.stored(0, "k0", 60_000);
+    let reader = run.opened(2, "k0", READ);
+    let writer = run.opened(0, "k0", WRITE);
+    run.step(&Op::Flush { handle: Pick(1) });
+    run.stored(1, "k3.tmp", 60_000);
+    run.renamed(1, "k3.tmp", "k0");
+    run.stored(1, "k1", 60_000);
+    assert!(run.seen(1, "k1"), "what is written counts in the place of the object");
+    let second = run.opened(1, "k0", WRITE);
+    assert!(!run.seen(1, "k1"), "one of the two does");
+    for token in [writer, second, reader] {
+        run.closed(token);
+    }
 }
 
 #[test]

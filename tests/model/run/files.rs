@@ -30,7 +30,8 @@ impl<S: System> Run<S> {
             return None;
         }
         let slot = self.model.slot(directory, name);
-        let is_rewritten = opened.is_ok() && options.write && slot.current.is_some() && slot.next.is_none();
+        let is_joined = slot.next.is_some_and(|next| !self.model.file(next).overtaken);
+        let is_rewritten = opened.is_ok() && options.write && slot.current.is_some() && !is_joined;
         let is_seen = is_rewritten && self.system.stat(WATCHER, &path).is_ok();
         let rewrite = || if is_seen { Rewrite::Beside } else { Rewrite::InPlace };
         let expected = self.model.open(who, (directory, name), options, rewrite);
@@ -159,8 +160,9 @@ impl<S: System> Run<S> {
             let file = self.model.file(file);
             file.phase == Phase::Sealed && file.writers > 0
         });
-        let (has_next, is_read) =
-            (slot.next.is_some(), kept.is_some_and(|file| self.model.file(file).readers > 0));
+        let overtaken = slot.next.filter(|&next| self.model.file(next).overtaken);
+        let has_next = slot.next.is_some() && overtaken.is_none();
+        let is_read = kept.is_some_and(|file| self.model.file(file).readers > 0);
         if kept.is_some() && has_next && length == size {
             return; // it would not show which of the two was cut
         }
@@ -189,14 +191,18 @@ impl<S: System> Run<S> {
                 self.model.sealed_again(current);
             }
             let is_written = seen.is_some_and(|file| self.model.file(file).writers > 0);
-            if !is_written
+            if overtaken.is_some() {
+                if is_dropped {
+                    // It gave way to a version that is gone, too, as it was refused its length.
+                    self.model.set_slot(directory, &name, Slot { next: None, ..slot });
+                    self.model.bury(overtaken);
+                }
+            } else if !is_written
                 && let Some(joined) = slot.next.or(slot.current)
                 && self.model.file(joined).phase != Phase::Sealed
             {
                 // It had joined the writers before it was refused.
-                let joined = self.model.file_mut(joined);
-                joined.who.insert(who);
-                joined.overtaken = false;
+                self.model.file_mut(joined).who.insert(who);
             }
             return;
         }
