@@ -57,14 +57,15 @@ enum Visible {
 }
 
 impl State {
-    /// Whether everybody sees the file in `slot` while it is written, also one that is written over an object.
+    /// Whether everybody sees the file in `slot` while it is written, also one that is written over an object; but not one that all had
+    /// closed before that object took its name.
     ///
     /// A temporary name promises nothing, so its file shows itself as on any file system, and costs its writer no question
     /// that only a hidden file needs. Lock files are waited for by name while their writer holds them open (vLLM's hidden
     /// states); who comes to one that is used again is to meet the inode that its holder has locked.
     pub(super) fn is_shown_while_written(&self, slot: Slot) -> bool {
-        let is_marked = self.object(slot).is_some_and(|object| object.marks.has(Marks::SHOWN));
-        is_marked || self.name_sought(slot).as_bytes().ends_with(b".lock")
+        let Some(object) = self.object(slot).filter(|object| !object.is_overtaken()) else { return false };
+        object.marks.has(Marks::SHOWN) || self.name_sought(slot).as_bytes().ends_with(b".lock")
     }
 
     /// The version that is being written over the file in `slot`, if everybody sees that one.

@@ -33,10 +33,15 @@ fn publish_as(logic: &mut Logic, name: &str, seed: u64) {
 
 /// A cache with a version of `k`, over which another one was written and closed but for its RELEASE.
 fn closed_before_its_release() -> (Logic, Token) {
+    closed_before_its_release_as("k")
+}
+
+/// The same of another name.
+fn closed_before_its_release_as(name: &str) -> (Logic, Token) {
     let mut logic = Logic::new(Setup::of(ByteCount::mib(2)));
-    publish(&mut logic, 1);
+    publish_as(&mut logic, name, 1);
     let rewrite = Open { write: true, create: true, truncate: true, ..Open::default() };
-    let token = logic.open(WRITER, "k", rewrite).expect("open");
+    let token = logic.open(WRITER, name, rewrite).expect("open");
     logic.write(WRITER, token, 0, &bytes(2, LENGTH)).expect("there is room");
     logic.flush(WRITER, token);
     (logic, token)
@@ -104,20 +109,32 @@ fn what_was_closed_before_another_version_was_published_is_waited_for_and_seen_b
     assert_stands(&mut logic, 3);
 }
 
-/// A lock file is shown while it is written, so whoever renames its name moves what is written there.
-#[test]
-fn what_was_overtaken_and_gets_another_name_is_kept_under_that() {
-    let mut logic = Logic::new(Setup::of(ByteCount::mib(2)));
-    publish_as(&mut logic, "k.lock", 1);
-    let rewrite = Open { write: true, create: true, truncate: true, ..Open::default() };
-    let token = logic.open(WRITER, "k.lock", rewrite).expect("open");
-    logic.write(WRITER, token, 0, &bytes(2, LENGTH)).expect("there is room");
-    logic.flush(WRITER, token);
+/// A lock file, which is shown while it is written, and before its RELEASE another one is renamed to its name.
+fn overtaken_lock_file() -> (Logic, Token) {
+    let (mut logic, token) = closed_before_its_release_as("k.lock");
     publish_as(&mut logic, "k.lock", 3);
-    logic.rename(WRITER, "k.lock", "other.tmp", false).expect("the rename");
+    (logic, token)
+}
+
+#[test]
+fn what_is_renamed_to_the_name_of_a_lock_file_that_was_closed_is_met_by_everybody() {
+    let (mut logic, token) = overtaken_lock_file();
+    let seen = logic.open(WATCHER, "k.lock", Open { read: true, ..Open::default() }).expect("it is there");
+    assert!(logic.read(WATCHER, seen, 0, 2 * LENGTH).expect("read") == bytes(3, LENGTH), "what was closed");
+    logic.close(WATCHER, seen);
+    let writer = logic.open(PUBLISHER, "k.lock", WRITE).expect("open");
+    add(&mut logic, writer);
     release(&mut logic, token);
-    logic.rename(WRITER, "other.tmp", "k", false).expect("it is there");
-    assert_stands(&mut logic, 2);
+    logic.rename(WRITER, "k.lock", "k", false).expect("it is there");
+    assert_stands_with(&mut logic, 3, MORE);
+}
+
+#[test]
+fn who_renames_the_name_of_a_lock_file_that_was_closed_moves_what_took_it() {
+    let (mut logic, token) = overtaken_lock_file();
+    logic.rename(WRITER, "k.lock", "k", false).expect("it is there");
+    release(&mut logic, token);
+    assert_stands(&mut logic, 3);
 }
 
 /// Of a file with several descriptors the first close is announced like the last.
