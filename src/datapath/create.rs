@@ -181,7 +181,14 @@ impl Datapath {
                 if options.exclusive {
                     return Err(Error::Exists);
                 }
-                state.object(existing).ok_or(Error::IsDirectory)?;
+                if state.object(existing).ok_or(Error::IsDirectory)?.is_overtaken() {
+                    // What took its name has gone since, and it got that back: of both nothing is to stand there.
+                    let mut doomed = [state.discard_writing(existing)];
+                    self.retire_all(&mut doomed);
+                    drop(state);
+                    doomed.into_iter().for_each(|doomed| self.bury(doomed));
+                    return Ok(None);
+                }
                 let Some(credentials) = &credentials else {
                     drop(state);
                     credentials = Some(Credentials::of(caller));
