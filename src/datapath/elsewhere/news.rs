@@ -7,6 +7,8 @@
 //!   replaced by what the others were told of.
 //! - So is a directory of which nobody could be told: when it is announced and refused, as one was removed there before, it stays and
 //!   is told of once more.
+//! - An object that is told of once more, as what was told in its place came to nothing, is *retold* and not untold: what was decided
+//!   elsewhere since comes after that, and withdraws it.
 
 use tidefs_engine::types::ByteCount;
 
@@ -94,8 +96,24 @@ impl State {
     pub(in crate::datapath) fn mark_untold(&mut self, slot: Slot) {
         if self.has_members() {
             let ino = self.tree.ino(slot);
+            self.elsewhere.retold.remove(&ino);
             self.elsewhere.untold.insert(ino);
         }
+    }
+
+    /// The object in `slot` stands there on, as the version that it was. Whoever made it so tells the other members.
+    pub(super) fn mark_retold(&mut self, slot: Slot) {
+        if self.has_members() && !self.is_untold(slot) {
+            let ino = self.tree.ino(slot);
+            self.elsewhere.retold.insert(ino);
+        }
+    }
+
+    /// Whether somebody has to tell of the object in `slot`, who does now.
+    pub(super) fn take_untold(&mut self, slot: Slot) -> bool {
+        let ino = self.tree.ino(slot);
+        let is_retold = self.elsewhere.retold.remove(&ino);
+        self.elsewhere.untold.remove(&ino) || is_retold
     }
 
     pub(in crate::datapath) fn is_untold(&self, slot: Slot) -> bool {
@@ -105,6 +123,7 @@ impl State {
     /// Nobody tells of the object in `slot` any more, or somebody does now. Returns whether it was untold.
     pub(in crate::datapath) fn clear_untold(&mut self, slot: Slot) -> bool {
         let ino = self.tree.ino(slot);
+        self.elsewhere.retold.remove(&ino);
         self.elsewhere.untold.remove(&ino)
     }
 

@@ -130,7 +130,7 @@ impl Datapath {
         let is_kept = appeared.is_promise && state.is_written_for(appeared.ino, &appeared.path);
         if matches!(appeared.facts, Facts::File(_)) && !is_kept {
             if let Some(slot) = state.sealed_at(&appeared.path) {
-                if !state.clear_untold(slot) {
+                if !state.take_untold(slot) {
                     return None;
                 }
                 appeared.ino = state.tree.ino(slot);
@@ -211,8 +211,11 @@ impl Datapath {
     /// announced.
     pub(in crate::datapath) fn tell_later(self: &Arc<Self>, inos: Vec<Ino>) {
         let Some(side) = self.cluster.get() else {
-            let untold = &mut self.lock().elsewhere.untold;
-            inos.iter().for_each(|ino| _ = untold.remove(ino));
+            let elsewhere = &mut self.lock().elsewhere;
+            for ino in &inos {
+                elsewhere.untold.remove(ino);
+                elsewhere.retold.remove(ino);
+            }
             return;
         };
         for ino in inos {
@@ -266,7 +269,7 @@ impl State {
             |&slot: &Slot| self.sealed_stamp(slot) < Some(promised) && self.remote_size(slot).is_none();
         let current = current.filter(is_here)?;
         self.harden(current);
-        self.mark_untold(current);
+        self.mark_retold(current);
         Some(self.tree.ino(current))
     }
 

@@ -1,6 +1,6 @@
 //! What a host of a cluster does with what it is told between the rename of an object and its telling of that.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -145,6 +145,18 @@ impl Member {
         self.datapath().release(handle);
     }
 
+    /// Does something before anything is told that nobody waits for. What was to be told then is told when this returns.
+    pub(super) fn before_others_tell(&mut self, act: impl FnOnce(&mut Self)) {
+        let (go_on, held) = mpsc::channel::<()>();
+        // On the only thread on which that is told.
+        self.runtime.spawn(async move {
+            let _ = held.recv();
+        });
+        act(self);
+        drop(go_on);
+        self.runtime.block_on(self.runtime.spawn(async {})).expect("a task");
+    }
+
     /// Waits until so much was published: what is told later is told by others.
     pub(super) fn has_published(&self, count: u64) {
         let end = Instant::now() + Duration::from_secs(10);
@@ -175,7 +187,7 @@ impl Member {
 }
 
 /// Later than all that is sealed here.
-fn much_later() -> Stamp {
+pub(super) fn much_later() -> Stamp {
     Stamp(u64::MAX / 2)
 }
 

@@ -7,7 +7,7 @@ use tidefs::datapath::News;
 use tidefs::namespace::Ino;
 
 use super::caller;
-use super::member::{Member, TRUNCATE, WRITE};
+use super::member::{Member, TRUNCATE, WRITE, much_later};
 use super::resent::CREATE;
 use crate::system::{Open, System, Token};
 
@@ -90,6 +90,11 @@ fn an_object_that_is_renamed_over_a_closed_file_is_told() {
     assert_eq!(member.told(), (3, 0));
 }
 
+/// Another writer comes to a file that was closed, and dies in its open(2): the file comes to nothing when both are released.
+fn joined(member: &mut Member, writer: Token) -> [Token; 2] {
+    [writer, member.logic.open(1, "k", WRITE).expect("open")]
+}
+
 #[test]
 fn what_outlives_a_file_that_was_to_take_its_place_is_told() {
     let mut member = Member::with_one_told();
@@ -97,11 +102,40 @@ fn what_outlives_a_file_that_was_to_take_its_place_is_told() {
     member.tell(closed);
     member.tell(renamed);
     assert_eq!(member.told(), (2, 0));
-    // Another writer comes, and dies in its open(2).
-    let joined = member.logic.open(1, "k", WRITE).expect("open");
-    [writer, joined].into_iter().for_each(|writer| member.release(writer));
+    joined(&mut member, writer).into_iter().for_each(|writer| member.release(writer));
     assert_eq!(member.logic.stat(0, "k").expect("it is there").size, 50_000);
     member.has_published(3);
+}
+
+/// The withdrawal was on its way when the file was dropped.
+#[test]
+fn what_outlives_a_file_that_was_told_is_withdrawn_by_what_was_decided_since() {
+    let mut member = Member::with_one_told();
+    let (writer, renamed, closed) = closed_after_a_rename(&mut member, 0);
+    member.tell(closed);
+    member.tell(renamed);
+    let writers = joined(&mut member, writer);
+    member.before_others_tell(|member| {
+        writers.into_iter().for_each(|writer| member.release(writer));
+        member.withdraw(much_later());
+    });
+    assert!(!member.is_there(), "another host has put something in its place");
+    assert_eq!(member.told(), (2, 0), "which it would take the place of");
+}
+
+#[test]
+fn what_outlives_a_file_and_was_told_to_nobody_is_not_withdrawn_by_what_was_decided_before() {
+    let mut member = Member::with_one_told();
+    let (writer, renamed, closed) = closed_after_a_rename(&mut member, 0);
+    member.tell(closed);
+    let writers = joined(&mut member, writer);
+    member.before_others_tell(|member| {
+        writers.into_iter().for_each(|writer| member.release(writer));
+        member.withdraw(much_later());
+    });
+    assert!(member.is_there(), "its rename is not answered yet");
+    member.tell(renamed);
+    assert_eq!(member.told(), (3, 0));
 }
 
 #[test]
