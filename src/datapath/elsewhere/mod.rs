@@ -159,8 +159,8 @@ pub(super) struct Elsewhere {
     /// Objects of whose version, or name, no other member has been told yet, and somebody is about to tell; and directories of
     /// which nobody could be told.
     untold: HashSet<Ino>,
-    /// Objects that outlived what was told in their place: somebody is about to tell of them once more.
-    retold: HashSet<Ino>,
+    /// Objects that outlived what was told in their place, and the version of that: somebody is about to tell of them once more.
+    retold: HashMap<Ino, Stamp>,
     /// Heads of the chains of objects that were sealed or are kept here, by inode.
     heads: LruCache<Ino, KeyId>,
     /// Hears of what leaves this host. It takes that without waiting.
@@ -187,7 +187,7 @@ impl Default for Elsewhere {
             soft_after: 2,
             moved: HashSet::new(),
             untold: HashSet::new(),
-            retold: HashSet::new(),
+            retold: HashMap::new(),
             heads: LruCache::new(HEADS_MAX),
             cluster: None,
             agreed: agreed::Agreed::default(),

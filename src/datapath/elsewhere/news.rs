@@ -8,7 +8,7 @@
 //! - So is a directory of which nobody could be told: when it is announced and refused, as one was removed there before, it stays and
 //!   is told of once more.
 //! - An object that is told of once more, as what was told in its place came to nothing, is *retold* and not untold: what was decided
-//!   elsewhere since comes after that, and withdraws it.
+//!   elsewhere since comes after that, and withdraws it. Where that is heard of too late it is taken back.
 
 use tidefs_engine::types::ByteCount;
 
@@ -101,19 +101,19 @@ impl State {
         }
     }
 
-    /// The object in `slot` stands there on, as the version that it was. Whoever made it so tells the other members.
-    pub(super) fn mark_retold(&mut self, slot: Slot) {
+    /// The object in `slot` stands there on, and not the version `outlived`, which was told. Whoever made it so tells the other
+    /// members.
+    pub(super) fn mark_retold(&mut self, slot: Slot, outlived: Stamp) {
         if self.has_members() && !self.is_untold(slot) {
             let ino = self.tree.ino(slot);
-            self.elsewhere.retold.insert(ino);
+            self.elsewhere.retold.insert(ino, outlived);
         }
     }
 
-    /// Whether somebody has to tell of the object in `slot`, who does now.
-    pub(super) fn take_untold(&mut self, slot: Slot) -> bool {
+    /// Somebody tells of the object in `slot` once more now, if it is to be told so. Returns what it outlived.
+    pub(super) fn take_retold(&mut self, slot: Slot) -> Option<Stamp> {
         let ino = self.tree.ino(slot);
-        let is_retold = self.elsewhere.retold.remove(&ino);
-        self.elsewhere.untold.remove(&ino) || is_retold
+        self.elsewhere.retold.remove(&ino)
     }
 
     pub(in crate::datapath) fn is_untold(&self, slot: Slot) -> bool {

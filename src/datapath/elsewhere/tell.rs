@@ -7,7 +7,7 @@
 //! catalog puts what it hears in order, which must be the order in which it happened here. Of what a file replaces that was told
 //! at its close nothing is told any more.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use tidefs_engine::types::ByteCount;
 use tokio::time::timeout_at;
@@ -75,7 +75,7 @@ impl Datapath {
         let deadline = side.deadline();
         // Who waits in vain is too late to tell anything: it is announced.
         let turn = timeout_at(deadline.into(), side.turns.take(KeyId::of(&appeared.path))).await;
-        let Some((appeared, under_way)) = self.begin_to_tell(side, appeared) else { return };
+        let Some((appeared, outlived, under_way)) = self.begin_to_tell(side, appeared) else { return };
         let Appeared { path, mut stamp, facts, ino, is_promise } = appeared;
         if let Facts::File(file) = facts
             && !is_promise
@@ -98,6 +98,7 @@ impl Datapath {
                         // It left before it had the version that it was given: what was told of that meant another one.
                         side.cluster.let_go(&path, published.stamp);
                     }
+                    self.take_back(side, &path, outlived, published.stamp);
                     if file.replicas > 1 && !is_promise {
                         let mut state = self.lock();
                         if let Some(slot) = state.tree.by_ino(ino) {
@@ -122,15 +123,22 @@ impl Datapath {
         }
     }
 
-    /// What is told at this turn: what stands under the name by now, where that is not what it was. `None` when that was told.
-    fn begin_to_tell(&self, side: &ClusterSide, mut appeared: Appeared) -> Option<(Appeared, PublishGuard)> {
+    /// What is told at this turn: what stands under the name by now, where that is not what it was; and what that outlived, if it
+    /// is told of once more. `None` when that was told.
+    fn begin_to_tell(
+        &self,
+        side: &ClusterSide,
+        mut appeared: Appeared,
+    ) -> Option<(Appeared, Option<Stamp>, PublishGuard)> {
+        let mut outlived = None;
         let mut state = self.lock();
         // A file that was removed before it is told is told as what it was to be: it hides what others have until they hear of the
         // removal.
         let is_kept = appeared.is_promise && state.is_written_for(appeared.ino, &appeared.path);
         if matches!(appeared.facts, Facts::File(_)) && !is_kept {
             if let Some(slot) = state.sealed_at(&appeared.path) {
-                if !state.take_untold(slot) {
+                outlived = state.take_retold(slot);
+                if !state.clear_untold(slot) && outlived.is_none() {
                     return None;
                 }
                 appeared.ino = state.tree.ino(slot);
@@ -147,7 +155,18 @@ impl Datapath {
         }
         // Under the lock under which it is not untold any more.
         let under_way = side.cluster.about_to_publish(&appeared.path);
-        Some((appeared, under_way))
+        Some((appeared, outlived, under_way))
+    }
+
+    /// What was told once more, in place of `outlived`, is the version `given` now. If that is not the next one, others have put
+    /// something under the name in between, or removed it, and this host had not heard of that: it does not take its place.
+    fn take_back(&self, side: &ClusterSide, path: &[u8], outlived: Option<Stamp>, given: Stamp) {
+        let is_next = outlived.is_none_or(|outlived| given.0 <= outlived.0.saturating_add(1));
+        let Some(this) = self.this.get().and_then(Weak::upgrade).filter(|_| !is_next) else { return };
+        let path = path.to_vec();
+        side.cluster.remove_later(path.clone(), given);
+        // Which frees memory.
+        side.runtime.spawn_blocking(move || this.withdraw_for_peer(&path, given));
     }
 
     /// The cluster heard of a name from this host. Who tells is not told, so what it was answered before counts no more.
@@ -269,7 +288,7 @@ impl State {
             |&slot: &Slot| self.sealed_stamp(slot) < Some(promised) && self.remote_size(slot).is_none();
         let current = current.filter(is_here)?;
         self.harden(current);
-        self.mark_retold(current);
+        self.mark_retold(current, promised);
         Some(self.tree.ino(current))
     }
 

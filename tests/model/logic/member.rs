@@ -96,6 +96,11 @@ impl Member {
         assert!(wait::until(wait::HANG, are_there), "{:#?}", self.cluster.status().members);
     }
 
+    /// Waits until all that it holds is announced to those who joined.
+    pub(super) fn has_announced(&self) {
+        assert!(self.runtime.block_on(self.cluster.settle(Instant::now() + wait::HANG)));
+    }
+
     /// Two others join, which nobody reaches any more.
     pub(super) fn lose_two_others(&self) {
         for other in self.join([2, 3]) {
@@ -155,6 +160,15 @@ impl Member {
         act(self);
         drop(go_on);
         self.runtime.block_on(self.runtime.spawn(async {})).expect("a task");
+    }
+
+    /// Another member publishes something.
+    pub(super) fn published_by(&self, other: &Cluster, name: &str, stamp: Stamp) {
+        let (size, checksum) = (ByteCount(5), Some(7));
+        let facts = FileFacts { size, mtime_ns: 0, mode: 0o644, uid: 0, gid: 0, checksum, replicas: 1 };
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let published = other.publish(name.into(), stamp, Facts::File(facts), deadline);
+        self.runtime.block_on(published).expect("it is told");
     }
 
     /// Waits until so much was published: what is told later is told by others.
@@ -384,13 +398,9 @@ fn a_slot_file_that_takes_the_place_of_an_object_takes_it_from_all() {
 fn objects_of_others_that_the_kernel_does_not_know_are_shown_up_to_a_bound() {
     let mut member = Member::new();
     let [other] = member.join([2]);
-    let (size, checksum) = (ByteCount(5), Some(7));
-    let facts = FileFacts { size, mtime_ns: 0, mode: 0o644, uid: 0, gid: 0, checksum, replicas: 1 };
     // As a probe of a client of the fast path does.
     let ask = |member: &Member, name: &str| {
-        let deadline = Instant::now() + Duration::from_secs(10);
-        let published = other.publish(name.into(), Stamp(7), Facts::File(facts), deadline);
-        member.runtime.block_on(published).expect("it is told");
+        member.published_by(&other, name, Stamp(7));
         let names = vec![(Ino::ROOT, Name::new(name.as_bytes()).expect("a name"))];
         member.runtime.block_on(member.datapath().ask(names));
     };

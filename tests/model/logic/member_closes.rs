@@ -3,12 +3,14 @@
 
 use std::time::Duration;
 
+use tidefs::cluster::Stamp;
 use tidefs::datapath::News;
 use tidefs::namespace::Ino;
 
 use super::caller;
 use super::member::{Member, TRUNCATE, WRITE, much_later};
 use super::resent::CREATE;
+use crate::common::wait;
 use crate::system::{Open, System, Token};
 
 const READ: Open = Open { read: true, write: false, truncate: false, ..TRUNCATE };
@@ -136,6 +138,27 @@ fn what_outlives_a_file_and_was_told_to_nobody_is_not_withdrawn_by_what_was_deci
     assert!(member.is_there(), "its rename is not answered yet");
     member.tell(renamed);
     assert_eq!(member.told(), (3, 0));
+}
+
+#[test]
+fn what_outlives_a_file_and_is_told_above_what_another_host_wrote_is_taken_back() {
+    let mut member = Member::new();
+    let [other] = member.join([2]);
+    member.has_announced();
+    let first = member.publish(1);
+    member.tell(first);
+    let (writer, renamed, closed) = closed_after_a_rename(&mut member, 0);
+    member.tell(closed);
+    member.tell(renamed);
+    let writers = joined(&mut member, writer);
+    // As if this host told of the object already when it is told of that.
+    let being_told = member.cluster.about_to_publish(b"k");
+    member.published_by(&other, "k", Stamp(member.stamp("k").0 + 3_600_000_000_000));
+    drop(being_told);
+    assert!(member.is_there());
+    writers.into_iter().for_each(|writer| member.release(writer));
+    member.has_published(3);
+    assert!(wait::until(wait::HANG, || !member.is_there()), "another host has put something in its place");
 }
 
 #[test]
