@@ -97,13 +97,12 @@ impl Core {
         deadline: Instant,
     ) -> Result<(Stamp, bool), ClusterError> {
         self.counters.publishes.increment();
-        let proposed = if matches!(facts, Facts::Directory(_)) {
+        // Also of a directory: its removal may be on its way to somebody who does not hear of this.
+        let proposed = self.unheard.above(&path, proposed);
+        if matches!(facts, Facts::Directory(_)) {
             // It has no version that would tell it from the one before.
             self.unheard.forget(&path);
-            proposed
-        } else {
-            self.unheard.above(&path, proposed)
-        };
+        }
         let seen = self.seen();
         if seen.is_alone {
             return Ok((proposed, true));

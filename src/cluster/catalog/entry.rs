@@ -127,6 +127,15 @@ impl Copies {
         found.is_none()
     }
 
+    /// Notes those of `others`. Of whose is known already nothing changes.
+    pub fn put_missing(&mut self, others: &Self) {
+        for (slot, medium) in others.iter() {
+            if !self.contains(slot) {
+                self.put(slot, medium);
+            }
+        }
+    }
+
     /// Notes that `slot` has none. Returns whether it had one.
     pub fn take(&mut self, slot: Slot) -> bool {
         let mut rest: Vec<u16> = self.packed().to_vec();
@@ -209,11 +218,17 @@ impl Entry {
         Stamp(self.stamp)
     }
 
+    /// Whether it is a directory.
+    #[must_use]
+    pub fn is_directory(&self) -> bool {
+        self.mode & IS_DIRECTORY != 0
+    }
+
     /// What it is.
     #[must_use]
     pub fn facts(&self) -> Facts {
         let (mode, uid, gid) = (self.mode & !(IS_DIRECTORY | HAS_CHECKSUM), self.uid, self.gid);
-        if self.mode & IS_DIRECTORY != 0 {
+        if self.is_directory() {
             return Facts::Directory(DirectoryFacts { mode, uid, gid });
         }
         let (mode, replicas) = unpack_mode(mode);
@@ -226,6 +241,19 @@ impl Entry {
             checksum: (self.mode & HAS_CHECKSUM != 0).then_some(self.checksum),
             replicas,
         })
+    }
+
+    /// A directory is made where it stands: it is later than what is removed there through an earlier version.
+    pub fn make_anew(&mut self, stamp: Stamp) {
+        if self.is_directory() {
+            self.stamp = stamp.0.max(self.stamp);
+        }
+    }
+
+    /// Whether `later` is the directory that this is, which was made anew.
+    #[must_use]
+    pub fn is_made_anew_as(&self, later: &Self) -> bool {
+        self.is_directory() && later.is_directory() && later.stamp > self.stamp
     }
 
     /// More members are to hold it than was known.

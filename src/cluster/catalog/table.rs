@@ -226,10 +226,12 @@ impl Table {
             let is_holder = entry.copies.contains(slot);
             let part = self.part(key.shard());
             part.put_copy(key, slot, Medium::Memory);
-            if let Some(entry) = part.entries.get_mut(&key).filter(|_| is_holder) {
+            let Some(entry) = part.entries.get_mut(&key) else { return Put::Collapsed { stamp: through } };
+            entry.make_anew(proposed);
+            if is_holder {
                 entry.set_facts(facts);
             }
-            return Put::Collapsed { stamp: through };
+            return Put::Collapsed { stamp: entry.stamp() };
         }
         let stamp = proposed.max(Stamp(through.0.saturating_add(1)));
         let holders = others(entry, slot);
@@ -366,6 +368,14 @@ impl Table {
                 Adopted { changed: was_present.then_some(through), losers, is_ours_later: false }
             }
             State::Removed(..) => Adopted { is_ours_later: true, ..Adopted::default() },
+            State::Present(mut entry) if self.get(key).is_some_and(|known| known.is_made_anew_as(&entry)) => {
+                // Who was answered about it was not answered wrong.
+                if let (false, Some(known)) = (is_decided, self.get(key)) {
+                    entry.copies.put_missing(&known.copies);
+                }
+                self.insert(key, entry);
+                Adopted::default()
+            }
             State::Present(entry) if entry.stamp() > our_stamp => {
                 let losers = if is_decided { Vec::new() } else { our_holders(&entry) };
                 self.insert(key, entry);

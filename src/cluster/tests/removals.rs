@@ -14,6 +14,7 @@ use super::members::{
     wall,
 };
 use super::memory::Memory;
+use crate::cluster::catalog::wire::Change;
 use crate::cluster::coordinator::Coordinator;
 use crate::cluster::coordinator::embedded::Embedded;
 use crate::cluster::peers::Peer;
@@ -224,6 +225,30 @@ fn a_directory_that_is_made_anew_while_its_removal_is_told_again_and_again_stays
         one.cluster.core.owner.lock().set_out(false);
         one.make_directory(&name, soon()).await.unwrap();
         tokio::time::sleep(Duration::from_millis(200)).await;
+        for host in &hosts {
+            assert!(host.look_up(&name, soon()).await.is_present(), "of {}", host.cluster.me());
+        }
+    });
+}
+
+#[test]
+fn a_directory_that_is_made_anew_is_not_taken_by_its_removal_that_comes_late_to_a_backup_which_decides() {
+    in_a_cluster_of(3, |_, hosts| async move {
+        let (one, primary, backup) = (&hosts[0], hosts[1].cluster.me(), &hosts[2]);
+        let core = &one.cluster.core;
+        let name = name_served(&hosts, |owners| {
+            owners.primary == primary && owners.backup == Some(backup.cluster.me())
+        });
+        one.make_directory(&name, soon()).await.unwrap();
+        let (path, through) = (name.clone().into_bytes(), wall());
+        core.remove_later(path.clone(), through);
+        one.make_directory(&name, soon()).await.unwrap();
+        // It was on its way meanwhile, and the backup has lost the primary.
+        backup.cluster.core.owner.lock().set_suspect(primary, true);
+        let removal = Change::RemoveThrough { path, through };
+        core.change_at(backup.cluster.me(), removal, soon()).await.unwrap();
+        backup.cluster.core.owner.lock().set_suspect(primary, false);
+        settled(&hosts).await;
         for host in &hosts {
             assert!(host.look_up(&name, soon()).await.is_present(), "of {}", host.cluster.me());
         }

@@ -14,6 +14,7 @@ use tidefs_engine::types::ByteCount;
 
 use super::super::open::Handle;
 use super::super::{Caller, Datapath, HandleId, Phase, Place, State};
+use super::Elsewhere;
 use crate::cluster::shards::KeyId;
 use crate::cluster::{Facts, FileFacts, Stamp};
 use crate::namespace::{Ino, Name, Slot, WriterFate, writer_fate};
@@ -62,6 +63,15 @@ impl News {
     /// Both.
     pub fn and(self, other: Self) -> Self {
         Self { appeared: self.appeared.or(other.appeared), removed: self.removed.or(other.removed) }
+    }
+}
+
+impl Elsewhere {
+    /// The version of a directory that is made now, as those who serve its name put it in order: later than every removal that this
+    /// host knows of, so that none takes it which is still on its way to somebody. Members know no version of it.
+    pub(super) fn above_withdrawn(&self, key: KeyId) -> Stamp {
+        let withdrawn = self.withdrawn.peek(&key);
+        withdrawn.map_or(Stamp::default(), |through| Stamp(through.0.saturating_add(1)))
     }
 }
 
@@ -272,7 +282,6 @@ impl Datapath {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::datapath::elsewhere::Elsewhere;
 
     #[test]
     fn an_earlier_word_that_comes_last_takes_no_withdrawal_back() {
@@ -282,6 +291,14 @@ mod tests {
             elsewhere.withdrawn.peek(&key).copied()
         };
         assert_eq!([10, 4, 12].map(&mut through), [10, 10, 12].map(|stamp| Some(Stamp(stamp))));
+    }
+
+    #[test]
+    fn a_directory_is_later_than_what_was_removed_there() {
+        let (mut elsewhere, key) = (Elsewhere::default(), KeyId::of(b"kv/a"));
+        assert_eq!(elsewhere.above_withdrawn(key), Stamp::default());
+        elsewhere.note_withdrawn(key, Stamp(7));
+        assert_eq!(elsewhere.above_withdrawn(key), Stamp(8));
     }
 
     #[test]

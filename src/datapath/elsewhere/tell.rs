@@ -77,7 +77,9 @@ impl Datapath {
         let turn = timeout_at(deadline.into(), side.turns.take(KeyId::of(&appeared.path))).await;
         let Some((appeared, outlived, under_way)) = self.begin_to_tell(side, appeared) else { return };
         let Appeared { path, mut stamp, facts, ino, is_promise } = appeared;
-        if let Facts::File(file) = facts
+        if matches!(facts, Facts::Directory(_)) {
+            stamp = self.lock().elsewhere.above_withdrawn(KeyId::of(&path));
+        } else if let Facts::File(file) = facts
             && !is_promise
         {
             // Also if nobody hears of it now: with an earlier version it would leave with what was removed there before.

@@ -273,3 +273,23 @@ fn what_another_owner_heard_adds_copies_and_changes_none() {
     table.adopt(key, State::Present(heard), true, Duration::ZERO);
     assert_eq!(copies(&table), of(&[(1, Medium::Soft), (2, Medium::Soft)]));
 }
+
+#[test]
+fn a_directory_that_is_made_anew_is_later_and_the_same_to_who_knew_it() {
+    let directory =
+        || Facts::Directory(crate::cluster::object::DirectoryFacts { mode: 0o755, uid: 0, gid: 0 });
+    for is_decided in [true, false] {
+        let (mut one, mut other, key) = (table(), table(), key(1));
+        one.publish(key, slot(1), Stamp(0), directory());
+        other.publish(key, slot(2), Stamp(0), directory());
+        let anew = one.publish(key, slot(1), Stamp(8), directory());
+        assert_eq!(anew, Put::Collapsed { stamp: Stamp(8) });
+        assert_eq!(one.latest(key), Some(Stamp(8)), "a removal through an earlier version leaves it");
+        let told = one.state(key, Stamp(0));
+        assert_eq!(other.adopt(key, told, is_decided, Duration::ZERO), Adopted::default());
+        other.check();
+        let entry = other.get(key).unwrap();
+        assert_eq!((entry.stamp(), entry.copies.contains(slot(1))), (Stamp(8), true));
+        assert_eq!(entry.copies.contains(slot(2)), !is_decided, "who decides is believed");
+    }
+}
