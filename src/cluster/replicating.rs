@@ -9,7 +9,7 @@ use tidefs_engine::types::{MemberId, PeerId};
 use tokio::sync::oneshot;
 
 use super::batcher::Haste;
-use super::catalog::wire::{CATCH_UP, Done, Message, REPLICATE, Replicate};
+use super::catalog::wire::{CATCH_UP, Done, Known, Message, REPLICATE, Replicate};
 use super::changing::Wait;
 use super::core::Core;
 use super::object::Stamp;
@@ -90,13 +90,14 @@ impl Core {
 
     pub(super) fn answer_replicate(self: &Arc<Self>, from: PeerId, word: &Replicate) -> Answer {
         let now = self.now();
-        let (mut waits, mut is_stranger) = (Vec::new(), false);
+        let (mut waits, mut ended, mut is_stranger) = (Vec::new(), Vec::new(), false);
         for keys in word.keys.chunks(KEYS) {
             let learned = self.owner.lock().learn(from.member, word, keys, now);
             is_stranger |= learned.is_stranger;
             let told =
                 learned.tell.into_iter().filter_map(|(member, revocation)| self.tell(member, revocation));
             waits.extend(told.map(Wait::Told));
+            ended.extend(learned.ended);
             if !learned.ours_later.is_empty()
                 && let Some(peer) = self.peers.lock().get_mut(&from.member)
             {
@@ -105,6 +106,7 @@ impl Core {
                 }
             }
         }
+        self.tell_ended(from.member, ended);
         is_stranger |= !self.owner.lock().learn_rest(from.member, word, now);
         let deadline = self.within(self.config.timings.background / 2);
         let view = self.seen().view.number;
@@ -119,6 +121,20 @@ impl Core {
             }
             Ok(Done {}.encode())
         }))
+    }
+
+    /// Has another owner know of copies of this member which it names, and which are gone: this one was told by itself that it let
+    /// go of them, and had nothing to pass on. Who does not hear of it names them until somebody asks for them.
+    fn tell_ended(self: &Arc<Self>, other: MemberId, keys: Vec<(u128, Known)>) {
+        if keys.is_empty() {
+            return;
+        }
+        let away_ms = self.owner.lock().away_ms(self.now());
+        let word = Replicate { keys, away_ms, ..self.word(&[], false) };
+        let core = Arc::clone(self);
+        self.spawn(async move {
+            core.send_word(other, &word).await;
+        });
     }
 
     /// Shards that this member and `other` serve together.

@@ -31,7 +31,7 @@ use super::slots::Slots;
 use super::table::{Dropped, Put, Table};
 use super::tombstones::Tombstones;
 use super::watches::Watches;
-use super::wire::{Answered, Change, Outcome, Revocation};
+use super::wire::{Answered, Change, Known, Outcome, Revocation};
 use crate::cluster::object::{Copy, Facts, Stamp};
 use crate::cluster::shards::{KeyId, Shard, ShardMap};
 
@@ -81,6 +81,8 @@ pub struct Learned {
     pub tell: Vec<(MemberId, Revocation)>,
     /// Keys of which this member knows something later.
     pub ours_later: Vec<KeyId>,
+    /// What stands for the other owner with a copy of this member alone, which has let go of it, as that one is to know it.
+    pub ended: Vec<(u128, Known)>,
     /// There were keys of shards that it does not serve, as far as it knows: it learned nothing of these.
     pub is_stranger: bool,
 }

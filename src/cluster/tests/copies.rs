@@ -5,8 +5,11 @@ use tidefs_engine::types::{ByteCount, MemberId};
 use super::host::{Host, Seen};
 use super::members::{in_a_cluster_of, name_served, soon, until, until_answered, wall};
 use super::memory::Object;
+use crate::cluster::catalog::wire::{Known, Replicate};
+use crate::cluster::core::Core;
+use crate::cluster::peers::Dirty;
 use crate::cluster::shards::KeyId;
-use crate::cluster::{Found, Medium, Stamp, Wish};
+use crate::cluster::{Copy, Found, Medium, Stamp, Wish};
 
 async fn mediums(host: &Host, path: &str) -> Vec<Medium> {
     match host.look_up(path, soon()).await {
@@ -141,5 +144,35 @@ fn a_copy_on_a_disk_is_known_as_one_when_more_copies_are_wanted_than_before() {
         hosts[0].cluster.wish(Wish { path, stamp, size: ByteCount(5), replicas: 2, head });
         until_answered("another has a copy", async || copies().await.len() == 2).await;
         assert_eq!(own().await, Medium::Ssd);
+    });
+}
+
+#[test]
+fn a_backup_that_names_a_copy_of_which_the_primary_let_go_hears_of_that_when_it_tells_of_it() {
+    in_a_cluster_of(2, |_, hosts| async move {
+        let (primary, backup) = (&hosts[0].cluster.core, &hosts[1].cluster.core);
+        let name = name_served(&hosts, |owners| owners.primary == primary.me.member);
+        let (key, removed) = (KeyId::of(name.as_bytes()), wall());
+        hosts[0].unlink(&name, removed, soon()).await.unwrap();
+        // As where it had published that since, while another one decided, and not told it when it let go of it.
+        let stamp = Stamp(removed.0 + 1);
+        hosts[0].cluster.let_go(name.as_bytes(), stamp);
+        let object = Object { stamp, bytes: [1].into(), is_directory: false, is_soft: false, replicas: 1 };
+        let copies = vec![Copy { member: primary.me.member, medium: Medium::Memory }];
+        let word = Replicate {
+            view: backup.seen().view.number,
+            is_decided: true,
+            keys: vec![(key.0, Known::Present { stamp, facts: object.facts(), copies })],
+            complete: Vec::new(),
+            horizon_age_ms: None,
+            away_ms: Vec::new(),
+        };
+        let knows = |core: &Core| core.owner.lock().known(key, Stamp(0), core.now());
+        backup.owner.lock().learn(primary.me.member, &word, &word.keys, backup.now());
+        assert!(matches!(knows(backup), Known::Present { .. }));
+        let dirty = Dirty { key, gone: Stamp(0) };
+        backup.peers.lock().get_mut(&primary.me.member).unwrap().debts.add(dirty, 100);
+        until("it knows", || !matches!(knows(backup), Known::Present { .. })).await;
+        assert!(matches!(knows(primary), Known::Removed { .. }));
     });
 }

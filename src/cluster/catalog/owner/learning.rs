@@ -91,6 +91,8 @@ impl Owner {
             }
             if is_ours_later {
                 learned.ours_later.push(key);
+            } else if let Some(stamp) = self.ended_here(key, known) {
+                learned.ended.push((key.0, Known::Gone { stamp }));
             }
         }
         learned
@@ -99,6 +101,13 @@ impl Owner {
     /// Whether that member has said here that it let go of that version, and not since that it has one.
     fn has_left(&self, key: KeyId, (member, slot): (MemberId, Slot), stamp: Stamp) -> bool {
         self.left.contains(key, slot, stamp) || (member == self.me && self.has_own_left(key, stamp))
+    }
+
+    /// The version that stands for another owner with a copy of this member alone, which has let go of that; nothing stands here.
+    fn ended_here(&self, key: KeyId, known: &Known) -> Option<Stamp> {
+        let Known::Present { stamp, copies, .. } = known else { return None };
+        let is_own = matches!(copies.as_slice(), [copy] if copy.member == self.me);
+        (is_own && self.has_own_left(key, *stamp) && self.table.get(key).is_none()).then_some(*stamp)
     }
 
     /// Who holds a version that stands, as far as is known here.

@@ -478,3 +478,18 @@ fn an_owner_that_let_go_of_a_copy_is_not_named_for_it_by_who_has_not_heard_of_th
     owner.set_map(map, &[], BTreeSet::new());
     assert_eq!(hears_of(&mut owner, &[1, 3]), [3, 1]);
 }
+
+#[test]
+fn who_names_only_a_copy_that_this_owner_let_go_of_is_told_that_it_is_gone() {
+    let (mut owner, path) = owner();
+    let (me, key) = (start(1, 1), KeyId::of(&path));
+    owner.change(me, &Change::Remove { path: path.clone(), at: Stamp(10) }, NOW);
+    owner.change(me, &Change::LetGo { path: path.clone(), stamp: Stamp(20) }, NOW);
+    let mut ended = |stamp, named: &[u64]| {
+        let word = stands_at(&path, Stamp(stamp), named);
+        owner.learn(MemberId(2), &word, &word.keys, NOW).ended
+    };
+    assert_eq!(ended(20, &[1]), [(key.0, Known::Gone { stamp: Stamp(20) })]);
+    assert_eq!(ended(20, &[1, 3]), [], "another has one");
+    assert_eq!(ended(21, &[1]), [], "it may have that one");
+}
