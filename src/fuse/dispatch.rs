@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use fuser::{
-    AccessFlags, BsdFileFlags, Errno, FileHandle, Filesystem, INodeNo, InitFlags, IoctlFlags, KernelConfig,
-    LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
+    AccessFlags, BsdFileFlags, Errno, FileHandle, Filesystem, INodeNo, IoctlFlags, KernelConfig, LockOwner,
+    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
     ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
     WriteFlags,
 };
@@ -17,18 +17,15 @@ use super::attributes::{Lifetimes, ino};
 use super::control_files::ControlFiles;
 use super::fast_files::FastFiles;
 use super::follow::Follower;
+use super::handshake::Handshake;
 use super::kernel::Kernel;
 use super::ops;
-use super::session::Handshake;
 use super::waiter::Waiter;
 use crate::datapath::{Datapath, Need, News};
 use crate::namespace::Ino;
 
 /// Handles of control files are numbers from here on, so that none is one of an object: the kernel hands on what it is given.
 pub(super) const CONTROL_HANDLES: u64 = 1 << 63;
-
-/// Largest request of a read or write that the daemon serves itself.
-pub(super) const REQUEST_MAX: u32 = 1 << 20;
 
 /// The filesystem as the session loop calls it.
 #[derive(Debug)]
@@ -390,16 +387,3 @@ impl Filesystem for Dispatcher {
         super::ioctl::ioctl(self, request, handle, command, data, room, reply);
     }
 }
-
-/// Flags asked for where the kernel offers them.
-pub(super) const WANTED: [InitFlags; 4] = [
-    InitFlags::FUSE_ATOMIC_O_TRUNC,
-    InitFlags::FUSE_PARALLEL_DIROPS,
-    InitFlags::FUSE_ASYNC_DIO,
-    // Without it the kernel asks for a security attribute before each write.
-    InitFlags::FUSE_HANDLE_KILLPRIV_V2,
-];
-
-/// Listings with attributes.
-pub(super) const LISTS_ATTRIBUTES: InitFlags =
-    InitFlags::FUSE_DO_READDIRPLUS.union(InitFlags::FUSE_READDIRPLUS_AUTO);

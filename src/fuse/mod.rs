@@ -14,6 +14,7 @@ mod dispatch;
 mod errno;
 mod fast_files;
 mod follow;
+mod handshake;
 mod ioctl;
 mod kernel;
 mod leisure;
@@ -24,5 +25,6 @@ mod session;
 mod waiter;
 
 pub use control_files::ControlFiles;
+pub use handshake::SessionFacts;
 pub use mount::MountError;
-pub use session::{Session, SessionFacts, SessionSettings};
+pub use session::{Session, SessionSettings};

@@ -1,4 +1,4 @@
-//! A mounted session: the handshake, the threads, and the way out.
+//! A mounted session: how it is opened, with its [handshake](super::handshake), the threads, and the way out.
 
 use std::fs::File;
 use std::io;
@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use fuser::{BackgroundSession, Config, InitFlags, KernelConfig, MountOption, SessionACL};
+use fuser::{BackgroundSession, Config, MountOption, SessionACL};
 use nix::mount::{MntFlags, umount2};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
@@ -17,8 +17,9 @@ use tidefs_control_api::mounts::{self, MountTable};
 use super::alive::Alive;
 use super::attributes::Lifetimes;
 use super::control_files::ControlFiles;
-use super::dispatch::{CONTROL_HANDLES, Dispatcher, LISTS_ATTRIBUTES, REQUEST_MAX, WANTED};
+use super::dispatch::{CONTROL_HANDLES, Dispatcher};
 use super::follow::{self, Follower};
+use super::handshake::{SessionFacts, facts_of, may_register_backings};
 use super::kernel::Kernel;
 use super::mount::{self, MountError};
 use super::waiter::{self, Waiter};
@@ -58,74 +59,6 @@ pub struct SessionSettings {
     pub max_background: u16,
     /// Objects that are brought back from the SSD tier, or fetched from other members, at once.
     pub loads: usize,
-}
-
-/// What was agreed with the kernel.
-#[derive(Clone, Debug)]
-pub struct SessionFacts {
-    /// Whether the kernel serves files itself.
-    pub passthrough: bool,
-    /// Why not, if not.
-    pub passthrough_reason: Option<String>,
-    /// Whether what the daemon serves goes through the page cache.
-    pub page_cache: bool,
-    /// Protocol version of the kernel.
-    pub kernel_abi: String,
-    /// Names of the capabilities in force.
-    pub flags: Vec<String>,
-    /// Session threads.
-    pub threads: usize,
-}
-
-/// Outcome of INIT.
-#[derive(Debug)]
-pub(super) struct Handshake {
-    passthrough: Result<(), String>,
-    page_cache: bool,
-    kernel_abi: String,
-    flags: Vec<String>,
-}
-
-impl Handshake {
-    /// Asks for what we want of what the kernel offers.
-    pub(super) fn negotiate(
-        config: &mut KernelConfig,
-        max_background: u16,
-        wants_passthrough: bool,
-        wants_page_cache: Option<bool>,
-        lists_attributes: bool,
-    ) -> Self {
-        let mut flags = Vec::new();
-        let mut take = |config: &mut KernelConfig, flag: InitFlags| {
-            let taken = config.add_capabilities(flag).is_ok();
-            if taken {
-                flags.extend(flag.iter_names().map(|(name, _)| name.to_owned()));
-            }
-            taken
-        };
-        for flag in WANTED.into_iter().chain(lists_attributes.then_some(LISTS_ATTRIBUTES)) {
-            take(config, flag);
-        }
-        // Without it a file that bypasses the page cache has no shared mappings (Linux 6.6).
-        let maps_direct =
-            wants_page_cache != Some(true) && take(config, InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
-        let passthrough = if !wants_passthrough {
-            let chosen = if wants_page_cache == Some(true) { "cached" } else { "never" };
-            Err(format!("fuse.passthrough={chosen}"))
-        } else if !take(config, InitFlags::FUSE_PASSTHROUGH) {
-            Err("this kernel has no FUSE passthrough; it came with Linux 6.9".to_owned())
-        } else if let Err(most) = config.set_max_stack_depth(1) {
-            Err(format!("the kernel stacks at most {most} filesystems"))
-        } else {
-            Ok(())
-        };
-        // Both have a documented range that our constants are in; what is refused stays at the default.
-        let _ = config.set_max_write(REQUEST_MAX);
-        let _ = config.set_max_background(max_background.max(1));
-        let version = config.kernel_abi();
-        let page_cache = passthrough.is_err() && wants_page_cache.unwrap_or(!maps_direct);
-        Self { passthrough, page_cache, kernel_abi: format!("{}.{}", version.0, version.1), flags }
-    }
 }
 
 /// A mount that we made, rather than the set-uid helper, whose fuser takes away. It goes with the value.
@@ -371,36 +304,8 @@ fn open_session(dispatcher: Dispatcher, settings: &SessionSettings) -> Result<Op
     }
 }
 
-fn facts_of(handshake: Option<&Handshake>, settings: &SessionSettings, may_register: bool) -> SessionFacts {
-    let reason = match handshake {
-        _ if settings.passthrough && !may_register => {
-            Some("registering backing files needs CAP_SYS_ADMIN, which the daemon does not have".to_owned())
-        }
-        Some(handshake) => handshake.passthrough.clone().err(),
-        None => Some("the kernel did not shake hands".to_owned()),
-    };
-    SessionFacts {
-        passthrough: reason.is_none(),
-        passthrough_reason: reason,
-        page_cache: handshake.is_some_and(|handshake| handshake.page_cache),
-        kernel_abi: handshake.map(|handshake| handshake.kernel_abi.clone()).unwrap_or_default(),
-        flags: handshake.map(|handshake| handshake.flags.clone()).unwrap_or_default(),
-        threads: settings.threads,
-    }
-}
-
 fn helper(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, MountError> {
     thread::Builder::new().name(name.to_owned()).spawn(body).map_err(MountError::Thread)
-}
-
-/// Whether the process may register backing files: CAP_SYS_ADMIN, bit 21 of the effective set (capabilities(7)).
-fn may_register_backings() -> bool {
-    const CAP_SYS_ADMIN: u32 = 21;
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    effective
-        .and_then(|text| u64::from_str_radix(text.trim(), 16).ok())
-        .is_some_and(|set| set & 1 << CAP_SYS_ADMIN != 0)
 }
 
 /// Pins a session thread to a CPU of its own, once: with a thread per CPU that is worth a factor of two.
