@@ -1,55 +1,40 @@
-//! Emptying a disk: what it holds goes to the others, zone by zone, those that were opened first first.
+//! Emptying a disk: what it holds [goes to the others](super::moving), zone by zone, those that were opened first first.
 //!
 //! Invariants
 //! - A zone of a leaving disk is void on it before its records could be missed by a removal: other disks keep their
 //!   removals as long as a leaving one has a zone that was opened before them.
 //! - What was moved to other disks is durable there before its zone is void: while it is not, the zone stays.
 //! - A record that goes with its zone leaves the index after the zone is void: until then a removal of its key finds it.
-//! - What is [in memory too](super::vacating) when its zone is emptied, and leaves memory then, goes to another disk.
-//! - What the disk is only late with, or another one failed to take, is not lost: its zone stays as long as it stands there.
 //! - A disk that takes no writes is emptied [as a whole](super::unwritable).
 //!
-//! Limits: what does not go on is tried again for as long as [`Shared::patience`] says, then the drain ends.
+//! Limits: a zone is emptied `ATTEMPTS` times at most, and waits for `READERS_LIMIT` for those who still read it.
 //! Threads: any that may wait; one disk at a time.
 
-use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use hashbrown::HashSet;
 use tidefs_engine::types::ByteCount;
 
+use super::Shared;
 use super::change::{ChangeError, busy};
 use super::device::Device;
-use super::emptying::NotMoved;
-use super::format::{BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash};
 use super::index::Place;
-use super::load::says_that_it_is_damaged;
-use super::open_zone::fits_a_zone;
-use super::queue::{Job, Stored, report_to};
+use super::moving::{Emptying, Record, UNTAKEN, records_of};
+use super::queue::{Job, report_to};
 use super::reasons::DroppedFor;
-use super::shared::load_of;
-use super::{Shared, SsdTier};
 
-/// Bytes of records under way to other disks at once.
-const WINDOW: u64 = 32 << 20;
 /// How long a writer may take to answer: for one record, for closing its zone, or for a flush.
-const MOVE_LIMIT: Duration = Duration::from_secs(30);
+pub(super) const MOVE_LIMIT: Duration = Duration::from_secs(30);
 /// How long an emptied zone waits for those who still read it.
 const READERS_LIMIT: Duration = Duration::from_secs(60);
-/// Pause before what does not go on is tried again.
-const PAUSE: Duration = Duration::from_millis(20);
 /// How often a zone is emptied anew, because other disks lost what they had taken.
 pub(super) const ATTEMPTS: u32 = 8;
 /// Longest pause between two reports.
 const LOOK: Duration = Duration::from_millis(200);
-
-/// Why objects stay.
-const LATE: &str = "its objects cannot be read in time";
-pub(super) const UNTAKEN: &str = "the other disks do not take what is moved";
 
 /// How far a disk is emptied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -83,7 +68,7 @@ pub(super) struct Pace {
 
 impl Pace {
     /// Waits until so many bytes may have been moved. Returns false when nobody wants more.
-    fn keep(&mut self, drained: Drained, progress: &mut dyn FnMut(Drained) -> bool) -> bool {
+    pub(super) fn keep(&mut self, drained: Drained, progress: &mut dyn FnMut(Drained) -> bool) -> bool {
         let rate = self.rate.map(ByteCount::get).filter(|rate| *rate > 0);
         let due = rate.map_or(0.0, |rate| drained.moved_bytes as f64 / rate as f64);
         loop {
@@ -103,7 +88,7 @@ impl Pace {
 }
 
 impl Shared {
-    /// See [`SsdTier::drain`].
+    /// See [`super::SsdTier::drain`].
     pub(super) fn drain(
         &self,
         place: &Path,
@@ -216,239 +201,8 @@ impl Shared {
         }
         Err(stuck(UNTAKEN))
     }
-
-    /// What is in a zone. `None` when nobody wants to know any more.
-    pub(super) fn entries_with_patience(
-        &self,
-        device: &Device,
-        zone: u32,
-        drained: &Drained,
-        progress: &mut dyn FnMut(Drained) -> bool,
-    ) -> Result<Option<Vec<FooterEntry>>, ChangeError> {
-        let mut patience = Patience { limit: self.patience(), until: None };
-        loop {
-            match self.entries_in(device, zone) {
-                Ok(entries) => return Ok(Some(entries)),
-                Err(error) if !says_that_it_is_damaged(&error) && patience.wait() => {
-                    if !progress(*drained) {
-                        return Ok(None);
-                    }
-                }
-                Err(error) => return Err(stuck(&error.to_string())),
-            }
-        }
-    }
-
-    /// Makes durable what was moved to other disks, also by a drain that ended early.
-    pub(super) fn flush_moved(&self) -> Result<(), ChangeError> {
-        let moved_to = self.moved_to.lock().clone();
-        let disks: Vec<_> =
-            moved_to.iter().filter_map(|&number| self.devices.get(usize::from(number))).collect();
-        let is_durable = |disk: &Arc<Device>| SsdTier::flush_disks(std::slice::from_ref(disk), MOVE_LIMIT);
-        if let Some(disk) = disks.iter().find(|disk| !is_durable(disk)) {
-            let reason =
-                format!("what was moved to {} is not durable there; remove that disk, too", disk.name);
-            return Err(stuck(&reason));
-        }
-        self.moved_to.lock().clear();
-        Ok(())
-    }
 }
 
 pub(super) fn stuck(reason: &str) -> ChangeError {
     ChangeError::Stuck(reason.to_owned())
-}
-
-/// A record, and where it stands.
-pub(super) type Record = (Place, RecordFacts);
-
-pub(super) fn records_of(device: &Device, zone: u32, entries: Vec<FooterEntry>) -> Vec<Record> {
-    let records = entries.into_iter().filter_map(|entry| match entry {
-        FooterEntry::Object { block, facts } => Some((Place { zone: device.zone_id(zone), block }, facts)),
-        FooterEntry::Tombstones(_) => None,
-    });
-    records.collect()
-}
-
-/// For how long something is tried again that does not go on.
-#[derive(Debug)]
-struct Patience {
-    limit: Duration,
-    until: Option<Instant>,
-}
-
-impl Patience {
-    /// Pauses. Returns false when it has lasted for too long.
-    fn wait(&mut self) -> bool {
-        let until = *self.until.get_or_insert_with(|| Instant::now() + self.limit);
-        std::thread::sleep(PAUSE);
-        Instant::now() < until
-    }
-
-    /// It goes on.
-    fn renew(&mut self) {
-        self.until = None;
-    }
-}
-
-/// A record on its way to another disk.
-struct OnItsWay<'a> {
-    record: &'a Record,
-    bytes: u64,
-    to: u8,
-    end: Receiver<Stored>,
-}
-
-/// What becomes of the records of a zone that is emptied.
-pub(super) struct Emptying<'a> {
-    shared: &'a Shared,
-    device: &'a Device,
-    pub(super) drained: &'a mut Drained,
-    under_way: VecDeque<OnItsWay<'a>>,
-    /// Those that go with the zone.
-    pub(super) left: Vec<(RecordHash, Place)>,
-    /// Those that stay for now, and why the last of them does.
-    again: Vec<&'a Record>,
-    reason: &'static str,
-    /// Disks that failed to take a record: for that one others are asked first.
-    failed: HashSet<(Place, u8)>,
-}
-
-impl<'a> Emptying<'a> {
-    pub(super) fn new(shared: &'a Shared, device: &'a Device, drained: &'a mut Drained) -> Self {
-        Self {
-            shared,
-            device,
-            drained,
-            under_way: VecDeque::new(),
-            left: Vec::new(),
-            again: Vec::new(),
-            reason: LATE,
-            failed: HashSet::new(),
-        }
-    }
-
-    /// Has records leave their zone. Returns false when nobody wants more.
-    pub(super) fn move_all(
-        &mut self,
-        mut records: Vec<&'a Record>,
-        pace: &mut Pace,
-        progress: &mut dyn FnMut(Drained) -> bool,
-    ) -> Result<bool, ChangeError> {
-        let mut patience = Patience { limit: self.shared.patience(), until: None };
-        loop {
-            let before = records.len();
-            if !self.move_some(records, pace, progress)? {
-                return Ok(false);
-            }
-            records = std::mem::take(&mut self.again);
-            if records.is_empty() {
-                return Ok(true);
-            }
-            if self.shared.least_busy().is_none() {
-                return Err(ChangeError::NoOther);
-            }
-            if records.len() < before {
-                patience.renew();
-            }
-            if !patience.wait() {
-                return Err(stuck(self.reason));
-            }
-        }
-    }
-
-    /// Has records leave up to the first one that is held up: that and those behind it are left for another attempt.
-    fn move_some(
-        &mut self,
-        records: Vec<&'a Record>,
-        pace: &mut Pace,
-        progress: &mut dyn FnMut(Drained) -> bool,
-    ) -> Result<bool, ChangeError> {
-        let mut records = records.into_iter();
-        for record in records.by_ref() {
-            let goes_on = self.send(record);
-            self.settle(WINDOW)?;
-            if !pace.keep(*self.drained, progress) {
-                self.settle(0)?;
-                return Ok(false);
-            }
-            if !goes_on {
-                break;
-            }
-        }
-        self.again.extend(records);
-        self.settle(0)?;
-        Ok(true)
-    }
-
-    /// Decides what becomes of a record that stands in the zone. Returns false when it is held up.
-    fn send(&mut self, record: &'a Record) -> bool {
-        let &(place, ref facts) = record;
-        let found = self.shared.index.get(&facts.hash).filter(|found| found.place == place);
-        let Some(located) = found else { return true };
-        let bytes = facts.blocks() * BLOCK_BYTES;
-        if self.shared.has_elsewhere(&located) {
-            self.drained.in_memory += 1;
-            self.left.push((facts.hash, place));
-        } else {
-            match self.move_elsewhere(place, facts) {
-                Ok((to, end)) => {
-                    self.drained.moved_bytes += bytes;
-                    self.under_way.push_back(OnItsWay { record, bytes, to, end });
-                }
-                Err(NotMoved::Replaced) => {}
-                Err(NotMoved::Lost) => {
-                    self.drained.lost += 1;
-                    self.left.push((facts.hash, place));
-                }
-                Err(NotMoved::HeldUp) => {
-                    self.again.push(record);
-                    self.reason = LATE;
-                    return false;
-                }
-            }
-        }
-        self.drained.left = self.drained.left.saturating_sub(1);
-        true
-    }
-
-    /// Leaves a record to be written to another disk. Returns which one.
-    fn move_elsewhere(&self, place: Place, facts: &RecordFacts) -> Result<(u8, Receiver<Stored>), NotMoved> {
-        let takers: Vec<Arc<Device>> = self.shared.takers().collect();
-        if takers.is_empty() {
-            return Err(NotMoved::HeldUp);
-        }
-        let fits =
-            |device: &&Arc<Device>| fits_a_zone(device.zone_blocks, facts.blocks(), facts.footer_bytes());
-        let load = |device: &&Arc<Device>| (self.failed.contains(&(place, device.number)), load_of(device));
-        let other = takers.iter().filter(fits).min_by_key(load).ok_or(NotMoved::Lost)?;
-        self.shared.moved_to.lock().insert(other.number);
-        Ok((other.number, self.shared.rewrite(self.device, other, place, facts)?))
-    }
-
-    /// Waits until no more than `bytes_max` bytes are under way. Until it is known how a record's way ended nothing may be
-    /// void where it came from.
-    fn settle(&mut self, bytes_max: u64) -> Result<(), ChangeError> {
-        while self.under_way.iter().map(|record| record.bytes).sum::<u64>() > bytes_max
-            && let Some(OnItsWay { record, bytes, to, end }) = self.under_way.pop_front()
-        {
-            match end.recv_timeout(MOVE_LIMIT) {
-                Ok(Stored::Yes) => self.drained.moved += 1,
-                // Replaced or removed meanwhile.
-                Ok(Stored::Superseded) => {}
-                // It stands where it stood, unless it was removed meanwhile.
-                Ok(Stored::Failed) => {
-                    self.drained.moved_bytes -= bytes;
-                    self.drained.left += 1;
-                    self.again.push(record);
-                    self.reason = UNTAKEN;
-                    self.failed.insert((record.0, to));
-                }
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                    return Err(stuck(UNTAKEN));
-                }
-            }
-        }
-        Ok(())
-    }
 }

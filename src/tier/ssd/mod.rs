@@ -43,6 +43,7 @@ mod late;
 mod life;
 mod load;
 mod memory;
+mod moving;
 mod naming;
 mod open;
 mod open_zone;

@@ -17,8 +17,9 @@ use std::sync::atomic::Ordering;
 use super::Shared;
 use super::change::ChangeError;
 use super::device::Device;
-use super::drain::{ATTEMPTS, Drained, Emptying, Pace, UNTAKEN, records_of, stuck};
+use super::drain::{ATTEMPTS, Drained, Pace, stuck};
 use super::format::Tombstone;
+use super::moving::{Emptying, UNTAKEN, records_of};
 
 impl Shared {
     /// After a failed write: whether the disk takes no more, which it takes a few to know.
