@@ -21,12 +21,12 @@ use std::time::{Duration, Instant};
 use tidefs_engine::types::ByteCount;
 
 use super::Shared;
+use super::contents::{fits, read_footer};
 use super::device::Device;
 use super::format::{BLOCK, FooterEntry, Order, RecordHeader, Tombstone, TombstoneBlock, decode};
 use super::identity::{flush, read_blocks};
 use super::queue::Job;
 use super::reasons::DroppedFor;
-use super::recover::{fits, read_footer};
 use super::writer::Writer;
 use super::zone::{FooterPlace, ZoneState};
 

@@ -20,6 +20,7 @@ mod admission;
 mod bucket;
 mod change;
 mod choosing;
+mod contents;
 mod days;
 mod device;
 mod devices;

@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::choosing::Choosing;
+use super::contents::{read_footer, scan_zone};
 use super::days::KEPT_EVERY;
 use super::device::Device;
 use super::emptying::Emptied;
@@ -37,7 +38,6 @@ use super::index::Place;
 use super::load::{read_block, says_that_it_is_damaged};
 use super::queue::{Retain, Stored};
 use super::reasons::DroppedFor;
-use super::recover::{read_footer, scan_zone};
 use super::zone::{FooterPlace, Zone, ZoneState};
 use crate::ffi::give_way;
 

@@ -1,10 +1,10 @@
-//! After a restart: the index is built again from footers, and from headers where a zone was not closed.
+//! After a restart: the index is built again from footers, and from headers where a zone was not closed
+//! ([`super::contents`]).
 //!
 //! Two passes, so that what is kept meanwhile is the index and not the keys: this one finds for each key the place of its
 //! newest record and what was removed; [`super::naming`] tells the owner what stands there, while the tier is used already.
 //!
 //! Invariants
-//! - A record of a zone without a footer counts only when its data matches its checksum: a torn one loses itself alone.
 //! - What was removed stays removed, whichever of record and removal is read first; what was stored after that is there.
 //! - Of a version that stands twice the record that was stored last counts, on whichever disk it is ([`Orders`]).
 //! - A zone that is lost, or of which nobody can tell its life, has its removals read block by block: they count
@@ -21,26 +21,19 @@ use std::time::{Duration, Instant};
 use hashbrown::{HashMap, HashSet};
 use tidefs_engine::types::{ByteCount, Version};
 
+use super::Shared;
+use super::contents::{Scan, read_footer, scan_zone};
 use super::device::Device;
-use super::format::{
-    BLOCK, BLOCK_BYTES, Footer, FooterEntry, Order, RecordFacts, RecordHash, RecordHeader, Tombstone,
-    TombstoneBlock, decode,
-};
+use super::format::{FooterEntry, Order, RecordFacts, RecordHash, Tombstone};
 use super::given_up::{SALVAGE_LIMIT, Salvaged};
-use super::identity::read_blocks;
 use super::index::{Located, Place};
 use super::late::LateZone;
 use super::load::says_that_it_is_damaged;
-use super::memory::Buffer;
 use super::naming::{NOBODY, Standing, Unnamed};
 use super::open_zone::write_footer;
 use super::orders::Orders;
-use super::reasons::ReadFor;
 use super::zone::{FooterPlace, Zone, ZoneState};
-use super::{Shared, checksum_of};
 
-/// Blocks that a scan reads at once.
-const SCAN_BLOCKS: u32 = 256;
 /// How long it is looked for removals in all zones together that are lost.
 const SALVAGE_ALL_LIMIT: Duration = Duration::from_secs(120);
 
@@ -352,115 +345,4 @@ impl Shared {
 /// The version up to which everything is removed when `version` itself is not.
 pub(super) fn version_before(version: Version) -> Version {
     Version(version.0.saturating_sub(1))
-}
-
-/// Reads the footer of a zone.
-///
-/// # Errors
-/// What the disk says; `InvalidData` when it is not that zone's footer, or names places outside of the zone.
-pub(super) fn read_footer(
-    device: &Device,
-    zone: u32,
-    sequence: Order,
-    block: u32,
-    blocks: u32,
-    limit: Duration,
-) -> io::Result<Vec<FooterEntry>> {
-    if block.checked_add(blocks).is_none_or(|end| end >= device.zone_blocks) {
-        return Err(io::ErrorKind::InvalidData.into());
-    }
-    let bytes = read_structures(device, device.offset(zone, block), u64::from(blocks), limit)?;
-    let footer = decode::<Footer>(bytes.bytes())
-        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
-    let is_inside = |entry: &FooterEntry| match entry {
-        FooterEntry::Object { block, facts } => fits(device, *block, facts),
-        FooterEntry::Tombstones(_) => true,
-    };
-    let is_right = footer.device == device.uuid && footer.sequence == sequence;
-    if is_right && footer.entries.iter().all(is_inside) {
-        Ok(footer.entries)
-    } else {
-        Err(io::ErrorKind::InvalidData.into())
-    }
-}
-
-/// Reads what says what is in a zone.
-fn read_structures(device: &Device, offset: u64, blocks: u64, limit: Duration) -> io::Result<Arc<Buffer>> {
-    let bytes = read_blocks(&*device.disk, offset, blocks, limit)?;
-    device.work.read.add(ReadFor::Structures, blocks * BLOCK_BYTES);
-    Ok(bytes)
-}
-
-pub(super) fn fits(device: &Device, block: u32, facts: &RecordFacts) -> bool {
-    block > 0 && u64::from(block).saturating_add(facts.blocks()) < u64::from(device.zone_blocks)
-}
-
-/// What a zone without a footer holds.
-#[derive(Debug)]
-pub(super) struct Scan {
-    pub(super) entries: Vec<FooterEntry>,
-    /// The block behind the last of them.
-    pub(super) end: u32,
-}
-
-/// Finds the records of a zone by their headers, whose data is whole.
-///
-/// # Errors
-/// What the disk says.
-pub(super) fn scan_zone(device: &Device, zone: u32, sequence: Order, limit: Duration) -> io::Result<Scan> {
-    let mut entries = Vec::new();
-    let mut end = 1;
-    let mut window: Option<(u32, Arc<Buffer>)> = None;
-    let mut block = 1;
-    // The last block is the trailer's alone: one that cannot be read costs no record.
-    let last = device.zone_blocks - 1;
-    while block < last {
-        let (start, bytes) = match window.take() {
-            Some((start, bytes)) if block - start < SCAN_BLOCKS => (start, bytes),
-            _ => {
-                let count = SCAN_BLOCKS.min(last - block);
-                (block, read_structures(device, device.offset(zone, block), count.into(), limit)?)
-            }
-        };
-        let at = (block - start) as usize * BLOCK;
-        let one = bytes.bytes().get(at..at + BLOCK).unwrap_or_default();
-        let mut next = block + 1;
-        if let Ok(RecordHeader { device: uuid, sequence: written, facts }) = decode(one) {
-            if uuid == device.uuid
-                && written == sequence
-                && fits(device, block, &facts)
-                && is_whole(device, zone, block, &facts, limit)?
-            {
-                next = block.saturating_add(u32::try_from(facts.blocks()).unwrap_or(u32::MAX));
-                entries.push(FooterEntry::Object { block, facts });
-                end = next;
-            }
-        } else if let Ok(TombstoneBlock { device: uuid, sequence: written, tombstones }) = decode(one)
-            && uuid == device.uuid
-            && written == sequence
-        {
-            entries.push(FooterEntry::Tombstones(tombstones));
-            end = next;
-        }
-        window = Some((start, bytes));
-        block = next;
-    }
-    Ok(Scan { entries, end })
-}
-
-/// Whether the data of a record is what its header says.
-fn is_whole(
-    device: &Device,
-    zone: u32,
-    block: u32,
-    facts: &RecordFacts,
-    limit: Duration,
-) -> io::Result<bool> {
-    let length = usize::try_from(facts.length.get()).map_err(|_| io::ErrorKind::InvalidData)?;
-    if length == 0 {
-        return Ok(checksum_of(&[]) == facts.checksum);
-    }
-    let offset = device.offset(zone, block + 1);
-    let data = read_structures(device, offset, length.div_ceil(BLOCK) as u64, limit)?;
-    Ok(checksum_of(&data.bytes()[..length]) == facts.checksum)
 }
