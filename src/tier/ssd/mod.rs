@@ -51,6 +51,7 @@ mod open_zone;
 mod orders;
 mod outdated;
 mod overdue;
+mod placing;
 mod queue;
 mod reading;
 mod reasons;

@@ -24,8 +24,8 @@ use super::format::{BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash};
 use super::index::Place;
 use super::load::says_that_it_is_damaged;
 use super::open_zone::fits_a_zone;
+use super::placing::load_of;
 use super::queue::Stored;
-use super::shared::load_of;
 use super::{Shared, SsdTier};
 
 /// Bytes of records under way to other disks at once.

@@ -12,20 +12,19 @@ use parking_lot::{Condvar, Mutex};
 use tidefs_engine::types::{ByteCount, Checksum, Version};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::admission::{Admission, Budget, Refused};
+use super::admission::{Admission, Budget};
 use super::days::Days;
 use super::device::Device;
 use super::devices::Devices;
 use super::epochs::Epochs;
-use super::format::{KEY_BYTES_MAX, META_BYTES_MAX, Order, RecordFacts, RecordHash, Tombstone, Uuid};
+use super::format::{Order, RecordHash, Tombstone, Uuid};
 use super::homes::Homes;
 use super::identity::Unusable;
 use super::index::{Index, Place};
 use super::intents::Intents;
 use super::io::Io;
 use super::open::{Assembled, Growth, SsdConfig};
-use super::open_zone::fits_a_zone;
-use super::queue::{Append, Job, Origin, Stored};
+use super::queue::{Append, Origin, Stored};
 use super::recover::version_before;
 use super::status::{Counters, DeviceStatus, SsdStatus};
 use super::under_way::UnderWay;
@@ -34,12 +33,6 @@ use super::{Located, Owner};
 /// The same checksum as the memory tier takes, so that it is taken once.
 pub(super) fn checksum_of(data: &[u8]) -> Checksum {
     Checksum(xxh3_64(data))
-}
-
-/// Whether a disk reads nothing, whether it waits for a zone, how much it has to do, and how much it did: the least is asked first.
-pub(super) fn load_of(device: &Device) -> (bool, bool, u64, u64) {
-    let (reads_nothing, is_short) = (device.overdue.reads_nothing(), device.is_short_of_zones());
-    (reads_nothing, is_short, device.queue.bytes(), device.work.written.total())
 }
 
 /// Everything but the threads.
@@ -213,81 +206,6 @@ impl Shared {
         *woken = false;
     }
 
-    /// Leaves a record for a disk's writer, if the budgets allow it. `is_copy`: as in [`super::Put`].
-    pub(super) fn enqueue(&self, append: Append, is_copy: bool) -> Result<(), Refused> {
-        let outcome = self.try_enqueue(append);
-        let counter = match outcome {
-            // What is on its way is not refused.
-            Ok(()) | Err(Refused::Underway) => return outcome,
-            Err(_) if is_copy => return outcome,
-            Err(Refused::QueueFull) => &self.counters.refused_queue,
-            Err(Refused::OverRate) => &self.counters.refused_rate,
-            Err(Refused::OverDay) => &self.counters.refused_day,
-            Err(Refused::TooLarge | Refused::KeyTooLong) => &self.counters.refused_large,
-            Err(Refused::NoDevice) => &self.counters.refused_disk,
-        };
-        counter.fetch_add(1, Ordering::Relaxed);
-        outcome
-    }
-
-    fn try_enqueue(&self, append: Append) -> Result<(), Refused> {
-        if append.key.len() > KEY_BYTES_MAX || append.meta.len() > META_BYTES_MAX {
-            return Err(Refused::KeyTooLong);
-        }
-        let (hash, version) = (append.hash, append.version);
-        let mut pending = self.pending.lock();
-        if pending.has(hash, version) {
-            return Err(Refused::Underway);
-        }
-        // All records of a key stand on one disk at a time, so that a removal there hides every one of them.
-        let bound = pending.disks_of(hash).next_back().map(usize::from);
-        let known = self.index.get(&hash);
-        let bound = bound.or_else(|| known.map(|known| known.place.zone.device()));
-        // What stands on a disk that is leaving, takes no writes, or reads nothing, is written elsewhere; its removals go to both.
-        let may_stay = |device: &Arc<Device>| {
-            !device.is_leaving() && !device.is_failing() && !device.overdue.reads_nothing()
-        };
-        let device = bound.and_then(|device| self.devices.get(device)).filter(may_stay);
-        let probe = RecordFacts {
-            order: 0,
-            hash,
-            version,
-            length: append.length,
-            checksum: Checksum(0),
-            key: append.key.clone(),
-            meta: append.meta.clone(),
-        };
-        let fits =
-            |device: &Arc<Device>| fits_a_zone(device.zone_blocks, probe.blocks(), probe.footer_bytes());
-        // A small disk has smaller zones.
-        let device = device.or_else(|| self.takers().filter(fits).min_by_key(|device| load_of(device)));
-        let device = device.or_else(|| self.least_busy()).ok_or(Refused::NoDevice)?;
-        if !fits(&device) {
-            return Err(Refused::TooLarge);
-        }
-        if !append.durable && append.length > ByteCount::ZERO {
-            let now = self.started.elapsed();
-            let queued = device.queue.bytes();
-            let written = device.work.written.total();
-            let mut admission = device.admission.lock();
-            admission.admit(append.length, queued, written, now)?;
-        }
-        // Of one version that stays where it is not read the removal goes there, too.
-        let is_unread = |known: &Located| {
-            let disk = self.devices.get(known.place.zone.device());
-            disk.is_some_and(|disk| disk.number != device.number && disk.overdue.reads_nothing())
-        };
-        if known.is_some_and(|known| known.version == version && is_unread(&known)) {
-            self.note_second_place(&hash, version, device.number);
-        }
-        pending.begin(hash, version, device.number);
-        if !device.queue.push(Job::Append(append)) {
-            pending.end(hash, version);
-            return Err(Refused::NoDevice);
-        }
-        Ok(())
-    }
-
     /// See [`super::SsdTier::has_settled`].
     pub(super) fn has_settled(&self, hash: RecordHash, version: Version) -> bool {
         let under_way = self.pending.lock();
@@ -306,26 +224,6 @@ impl Shared {
         let stands = self.index.get(&hash);
         disks.extend(stands.and_then(|found| u8::try_from(found.place.zone.device()).ok()));
         disks
-    }
-
-    /// The disk that has least to do, of those that take records.
-    pub(super) fn least_busy(&self) -> Option<Arc<Device>> {
-        self.takers().min_by_key(|device| load_of(device))
-    }
-
-    /// The disks that take records.
-    pub(super) fn takers(&self) -> impl Iterator<Item = Arc<Device>> {
-        let takes =
-            |device: &Arc<Device>| !device.is_failing() && !device.is_leaving() && device.has_usable_zone();
-        self.devices.all().into_iter().filter(takes)
-    }
-
-    pub(super) fn has_room_in_queue(&self, length: ByteCount) -> bool {
-        self.least_busy().is_some_and(|device| device.admission.lock().has_room(length, device.queue.bytes()))
-    }
-
-    pub(super) fn is_writing(&self) -> bool {
-        self.least_busy().is_some_and(|device| device.queue.bytes() > 0)
     }
 
     /// The place of a record in the order of everything. Else how its way ends: as one that is not wanted any more, or stands
@@ -443,27 +341,5 @@ impl Shared {
             devices: in_use.chain(unusable).collect(),
             ..SsdStatus::default()
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::Ordering;
-
-    use super::super::format::ZONES_START;
-    use super::super::testing::{DIRECTORY, MemoryDisk, config, put_of, running, store};
-    use super::super::{Refused, Stored, Unusable};
-
-    #[test]
-    fn a_disk_that_is_full_before_it_has_a_zone_takes_nothing_from_another() {
-        let disks = [MemoryDisk::new(), MemoryDisk::new()];
-        disks[0].room.store(ZONES_START, Ordering::Relaxed);
-        let (tier, _) = running(&disks, &config(2, 8));
-        // It is known when one has looked for a zone.
-        assert_eq!(store(&tier, b"first", 1, 0), Stored::Failed);
-        assert_eq!(tier.status().devices[0].trouble, Some(Unusable::Full));
-        assert_eq!(store(&tier, DIRECTORY, 1, 0), Stored::Yes);
-        tier.remove_disk(std::path::Path::new("disk 1"), true).unwrap();
-        assert_eq!(tier.put(put_of(b"later", 1, 0), |_| ()).unwrap_err(), Refused::NoDevice);
     }
 }
