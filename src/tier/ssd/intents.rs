@@ -22,7 +22,7 @@ use tidefs_engine::types::Version;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::format::{NUMBER_MAX, RecordHash, Tombstone};
-use super::recover::version_before;
+use super::removing::version_before;
 use crate::replace::replace;
 
 const ENTRY_BYTES: usize = 32;

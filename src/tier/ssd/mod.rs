@@ -57,6 +57,7 @@ mod reading;
 mod reasons;
 mod reclaim;
 mod recover;
+mod removing;
 mod resume;
 mod retain;
 mod shared;

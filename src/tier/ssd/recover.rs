@@ -32,6 +32,7 @@ use super::load::says_that_it_is_damaged;
 use super::naming::{NOBODY, Standing, Unnamed};
 use super::open_zone::write_footer;
 use super::orders::Orders;
+use super::removing::version_before;
 use super::zone::{FooterPlace, Zone, ZoneState};
 
 /// How long it is looked for removals in all zones together that are lost.
@@ -340,9 +341,4 @@ impl Shared {
             }
         }
     }
-}
-
-/// The version up to which everything is removed when `version` itself is not.
-pub(super) fn version_before(version: Version) -> Version {
-    Version(version.0.saturating_sub(1))
 }

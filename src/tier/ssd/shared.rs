@@ -17,7 +17,7 @@ use super::days::Days;
 use super::device::Device;
 use super::devices::Devices;
 use super::epochs::Epochs;
-use super::format::{Order, RecordHash, Tombstone, Uuid};
+use super::format::{Order, RecordHash, Uuid};
 use super::homes::Homes;
 use super::identity::Unusable;
 use super::index::{Index, Place};
@@ -25,7 +25,6 @@ use super::intents::Intents;
 use super::io::Io;
 use super::open::{Assembled, Growth, SsdConfig};
 use super::queue::{Append, Origin, Stored};
-use super::recover::version_before;
 use super::status::{Counters, DeviceStatus, SsdStatus};
 use super::under_way::UnderWay;
 use super::{Located, Owner};
@@ -58,7 +57,7 @@ pub(super) struct Shared {
     pub(super) epochs: Mutex<Epochs>,
     /// Guards on which disks a record may stand, where that are several: it was being moved when the daemon died, or one of them
     /// read nothing when it was stored again.
-    second_places: Mutex<HashMap<RecordHash, Vec<u8>>>,
+    pub(super) second_places: Mutex<HashMap<RecordHash, Vec<u8>>>,
     pub(super) index: Index,
     /// Where records stood that are written once more.
     pub(super) homes: Homes,
@@ -154,27 +153,6 @@ impl Shared {
         self.started.elapsed()
     }
 
-    /// A start meets a record on a disk, or it is written there anew. There may be one on another, or the same one a second time:
-    /// reclaim wrote it again, and its old zone is not void.
-    pub(super) fn note_second_place(&self, hash: &RecordHash, version: Version, device: u8) {
-        let Some(known) = self.index.get(hash) else { return };
-        let before = u8::try_from(known.place.zone.device()).unwrap_or(device);
-        if before != device || known.version == version {
-            let mut second = self.second_places.lock();
-            second.entry(*hash).or_default().extend([before, device]);
-        }
-    }
-
-    /// The disks on which a record may stand, where that are several.
-    pub(super) fn second_places(&self, hash: &RecordHash) -> Vec<usize> {
-        let second = self.second_places.lock();
-        let mut places: Vec<usize> =
-            second.get(hash).into_iter().flatten().copied().map(usize::from).collect();
-        places.sort_unstable();
-        places.dedup();
-        places
-    }
-
     pub(super) fn hash(&self, key: &[u8]) -> RecordHash {
         RecordHash::of(self.pool, key)
     }
@@ -243,80 +221,11 @@ impl Shared {
         }
     }
 
-    /// See [`super::SsdTier::remove`].
-    pub(super) fn remove(&self, hash: RecordHash, version: Version) {
-        let mut pending = self.pending.lock();
-        let mut devices = pending.cancel(hash, version);
-        let removed = self.index.remove_if(&hash, |found| found.version <= version);
-        devices.extend(removed.and_then(|removed| u8::try_from(removed.place.zone.device()).ok()));
-        self.bury_wherever(&pending, devices, hash, version);
-    }
-
     /// A version is about to be entered into the index: what stood of it elsewhere counts no more. Returns an older one that
     /// stands there.
     pub(super) fn begin_entering(&self, hash: &RecordHash, version: Version) -> Option<Located> {
         self.homes.forget(hash);
         self.index.get(hash).filter(|older| older.version < version)
-    }
-
-    /// A version was entered into the index, where `older` stood, if any did: else one may stand where a start finds it
-    /// all the same. Called under the lock of what is pending.
-    pub(super) fn bury_replaced(
-        &self,
-        under_way: &UnderWay,
-        hash: RecordHash,
-        version: Version,
-        older: Option<&Located>,
-    ) {
-        self.intents.note_stored(hash, version);
-        let device = older.and_then(|older| u8::try_from(older.place.zone.device()).ok());
-        self.bury_wherever(under_way, device.into_iter().collect(), hash, version_before(version));
-    }
-
-    /// Leaves a removal for the disks that are `known` to have a record, and for those that may. Called under the lock of
-    /// what is pending.
-    fn bury_wherever(&self, under_way: &UnderWay, mut devices: Vec<u8>, hash: RecordHash, version: Version) {
-        if !devices.is_empty() {
-            // A copy may stand on a disk that is being emptied, or on which a start found it.
-            devices.extend(self.devices.numbers(Device::is_leaving));
-            devices.extend(self.second_places.lock().get(&hash).into_iter().flatten());
-        }
-        // A zone that is given up, and that a start may find all the same, is not in the index.
-        let is_doubtful = |device: &Device| device.may_find_given_up() && !device.is_failing();
-        devices.extend(self.devices.numbers(is_doubtful));
-        devices.sort_unstable();
-        devices.dedup();
-        for number in devices {
-            if let Some(device) = self.devices.get(usize::from(number)) {
-                self.bury(under_way, &device, hash, version);
-            }
-        }
-    }
-
-    /// Removes a key on every disk, wherever it may stand.
-    pub(super) fn remove_everywhere(&self, hash: RecordHash, version: Version) {
-        let pending = self.pending.lock();
-        self.devices.all().iter().for_each(|device| self.bury(&pending, device, hash, version));
-    }
-
-    /// Leaves a removal for a disk's writer. Of a version that is on its way all is to stay, though its order may be drawn
-    /// already; of one that stands again, too. Called under the lock of what is pending.
-    pub(super) fn bury(&self, under_way: &UnderWay, device: &Device, hash: RecordHash, version: Version) {
-        let stands = || self.index.get(&hash).is_some_and(|found| found.version == version);
-        let stays = under_way.takes_along(hash, version) || stands();
-        let version = if stays { version_before(version) } else { version };
-        let tombstone = Tombstone { order: self.next_order(), hash, version };
-        self.intents.add(device.number, hash, version);
-        // Without a writer, of a disk that is being taken out or of a tier that ends, it waits in the file.
-        device.queue.push_tombstones([tombstone]);
-    }
-
-    /// A removal as it is to be written now. What stands in the index of its version was stored after it, and has to take along
-    /// what was to be removed.
-    pub(super) fn as_of_now(&self, tombstone: &Tombstone) -> Tombstone {
-        let stands = self.index.mark_again(&tombstone.hash, tombstone.version);
-        let version = if stands { version_before(tombstone.version) } else { tombstone.version };
-        Tombstone { version, ..*tombstone }
     }
 
     /// A disk wrote `bytes` in `elapsed`.
