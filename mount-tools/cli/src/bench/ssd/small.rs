@@ -5,7 +5,10 @@ use std::time::Duration;
 use tidefs_engine::types::ByteCount;
 
 use super::subject::objects_of;
-use super::{Bench, Error, Row, SMALL, Spread, Target, Unit};
+use super::{Bench, SMALL};
+use crate::bench::error::Error;
+use crate::bench::report::{Row, Target, Unit};
+use crate::bench::statistics::Spread;
 
 /// Seconds in which a start is to know a million objects.
 const START_S: f64 = 10.0;
