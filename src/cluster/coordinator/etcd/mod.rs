@@ -16,17 +16,13 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use etcd_client::{
-    Certificate, Client, Compare, CompareOp, ConnectOptions, Identity, TlsOptions, Txn, TxnOp, TxnOpResponse,
-};
-use tidefs_engine::types::{Incarnation, MemberId};
+use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
+use tidefs_engine::types::MemberId;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::{
-    Asked, Coordinator, CoordinatorError, NamespaceChange, NamespaceRecord, Namespaces, Reachability, Start,
-};
+use super::{Asked, Coordinator, CoordinatorError, NamespaceChange, Namespaces, Reachability, Start};
 use crate::cluster::member::{ClusterId, Member, View};
 
 mod heard;
@@ -36,8 +32,10 @@ mod session;
 mod testing;
 #[cfg(test)]
 mod tests;
+mod transactions;
 
 use keys::Keys;
+use transactions::{change_record, open_start, remove_record};
 
 /// Certificates for TLS to etcd, as PEM.
 #[derive(Clone)]
@@ -324,104 +322,4 @@ impl Coordinator for Etcd {
     fn reachability(&self) -> Reachability {
         self.shared.reachability.borrow().clone()
     }
-}
-
-/// Counts the start under `key` up by one.
-async fn open_start(mut connected: Connected, key: String) -> Result<Start, etcd_client::Error> {
-    loop {
-        let latest = connected.client.get(key.as_str(), None).await?;
-        let latest = latest.kvs().first();
-        // What is not a number was not written by us; counting begins anew.
-        let number: u64 = latest.and_then(|pair| pair.value_str().ok()?.parse().ok()).unwrap_or(0);
-        let next = number.saturating_add(1);
-        let revision = latest.map_or(0, |pair| pair.mod_revision());
-        let is_unchanged = Compare::mod_revision(key.as_str(), CompareOp::Equal, revision);
-        let put = TxnOp::put(key.as_str(), next.to_string(), None);
-        if connected.client.txn(Txn::new().when([is_unchanged]).and_then([put])).await?.succeeded() {
-            return Ok(Start { cluster: connected.cluster, incarnation: Incarnation(next) });
-        }
-    }
-}
-
-/// Changes the record under `key`, as it is when nobody else changes it meanwhile. Returns the revision of its last change.
-async fn change_record(
-    mut connected: Connected,
-    key: String,
-    change: NamespaceChange,
-) -> Result<u64, etcd_client::Error> {
-    loop {
-        let found = connected.client.get(key.as_str(), None).await?;
-        let found = found.kvs().first();
-        // What is no record was not written by us, and is written over.
-        let before = found.and_then(|pair| serde_json::from_slice::<NamespaceRecord>(pair.value()).ok());
-        let after = change.applied_to(before.as_ref());
-        let revision = found.map_or(0, |pair| pair.mod_revision());
-        if before.as_ref() == Some(&after) {
-            return Ok(u64::try_from(revision).unwrap_or(0));
-        }
-        let value =
-            serde_json::to_vec(&after).map_err(|error| etcd_client::Error::InvalidArgs(error.to_string()))?;
-        let is_unchanged = Compare::mod_revision(key.as_str(), CompareOp::Equal, revision);
-        let put = TxnOp::put(key.as_str(), value, None);
-        let outcome = connected.client.txn(Txn::new().when([is_unchanged]).and_then([put])).await?;
-        if outcome.succeeded() {
-            let revision = outcome.header().map_or(0, |header| header.revision());
-            return Ok(u64::try_from(revision).unwrap_or(0));
-        }
-    }
-}
-
-/// Removes the record under `key`, and notes its name under `removed`. Returns the revision with which it is so: where there is no
-/// such record, that of the last removal of any, as it may be this one, asked for once more.
-async fn remove_record(
-    mut connected: Connected,
-    key: String,
-    (removed, name): (String, &str),
-) -> Result<u64, etcd_client::Error> {
-    let is_there = Compare::create_revision(key.as_str(), CompareOp::Greater, 0);
-    let name =
-        serde_json::to_vec(name).map_err(|error| etcd_client::Error::InvalidArgs(error.to_string()))?;
-    let remove = [TxnOp::delete(key.as_str(), None), TxnOp::put(removed.as_str(), name, None)];
-    let look = [TxnOp::get(removed.as_str(), None)];
-    let outcome = connected.client.txn(Txn::new().when([is_there]).and_then(remove).or_else(look)).await?;
-    let revision = if outcome.succeeded() {
-        outcome.header().map_or(0, |header| header.revision())
-    } else {
-        let last = outcome.op_responses().into_iter().find_map(|response| match response {
-            TxnOpResponse::Get(found) => Some(found.kvs().first()?.mod_revision()),
-            _ => None,
-        });
-        last.unwrap_or(0)
-    };
-    Ok(u64::try_from(revision).unwrap_or(0))
-}
-
-/// The id of the cluster: what is there, or `drawn` if nothing is.
-async fn cluster_id(
-    client: &mut Client,
-    keys: &Keys,
-    drawn: ClusterId,
-) -> Result<ClusterId, etcd_client::Error> {
-    let key = keys.id();
-    let is_new = Compare::create_revision(key.as_str(), CompareOp::Equal, 0);
-    let put = TxnOp::put(key.as_str(), drawn.to_string(), None);
-    let outcome = client
-        .txn(Txn::new().when([is_new]).and_then([put]).or_else([TxnOp::get(key.as_str(), None)]))
-        .await?;
-    if outcome.succeeded() {
-        return Ok(drawn);
-    }
-    let found = outcome.op_responses().into_iter().find_map(|response| match response {
-        TxnOpResponse::Get(found) => {
-            let text = found.kvs().first()?.value_str().ok()?;
-            u64::from_str_radix(text, 16).ok().map(ClusterId)
-        }
-        _ => None,
-    });
-    found.ok_or_else(|| {
-        let key = keys.id();
-        etcd_client::Error::InvalidArgs(format!(
-            "{key} in etcd is not the id of a cluster; remove it or use another name"
-        ))
-    })
 }

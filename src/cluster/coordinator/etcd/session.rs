@@ -10,7 +10,8 @@ use etcd_client::{
 use tidefs_engine::types::Incarnation;
 
 use super::heard::Heard;
-use super::{Connected, EtcdSettings, Fulfilled, Shared, cluster_id};
+use super::transactions::cluster_id;
+use super::{Connected, EtcdSettings, Fulfilled, Shared};
 use crate::cluster::coordinator::{CoordinatorError, Reachability};
 use crate::cluster::member::{ClusterId, Member};
 

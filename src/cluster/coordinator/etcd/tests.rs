@@ -4,7 +4,8 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use etcd_client::{AlarmAction, AlarmType};
+use etcd_client::{AlarmAction, AlarmType, Txn, TxnOp};
+use tidefs_engine::types::Incarnation;
 
 use super::super::conformance::{Pair, as_registered, coordinator_facts, join, sets, shows, soon, started};
 use super::testing::Server;
