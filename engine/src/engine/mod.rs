@@ -28,6 +28,7 @@ mod outcome;
 mod peer;
 mod regions;
 mod status;
+mod submission;
 mod ways;
 
 use std::collections::HashMap;
@@ -44,14 +45,13 @@ use crate::error::Error;
 use crate::link::{Channel, LinkConfig, Links};
 use crate::memory::Region;
 use crate::metrics::Metrics;
-use crate::queue::{Lane, Transfer, TransferHandle};
+use crate::queue::TransferHandle;
 use crate::request::Batch;
 use crate::topology::Topology;
-use crate::transport::{BatchId, Direction, Operation, Transport};
-use crate::types::{ByteCount, MemberId, PeerId, RegionId};
+use crate::transport::Transport;
+use crate::types::{MemberId, PeerId, RegionId};
 
 use deadlines::Deadlines;
-use flight::{Canceller, Flight, Resolved};
 use messages::Events;
 use peer::{Peer, RemoteRegion};
 use regions::{Holders, Regions};
@@ -63,9 +63,6 @@ pub use directory::Directory;
 pub use layers::LayerOptions;
 pub use messages::{FIRST_FREE_CHANNEL, Messages, NoMessages, TRANSFER_DONE};
 pub use status::{EngineStatus, PeerStatus, WayStatus};
-
-/// Longest notification that a batch carries.
-const NOTIFY_BYTES_MAX: usize = 64 << 10;
 
 /// How an engine behaves.
 #[derive(Clone, Debug)]
@@ -339,93 +336,6 @@ impl Inner {
             self.links.link(id).iter().for_each(|link| peer.listens_at(link));
             Arc::new(peer)
         }))
-    }
-
-    fn submit(self: &Arc<Self>, batch: Batch) -> TransferHandle {
-        let Batch { requests, deadline, priority, notify } = batch;
-        let id = BatchId::next();
-        let too_long =
-            notify.as_ref().filter(|bytes| bytes.len() > NOTIFY_BYTES_MAX).map(|bytes| Error::TooLarge {
-                what: "the notification of a batch",
-                length: ByteCount(bytes.len() as u64),
-                limit: ByteCount(NOTIFY_BYTES_MAX as u64),
-            });
-        let follow_up = Some(self.when_done(&requests, deadline, notify));
-        let transfer = Transfer::new(id, requests.iter().map(|_| 1), follow_up);
-        let mut resolved = Vec::with_capacity(requests.len());
-        for (entry, request) in requests.into_iter().enumerate() {
-            let stores = request.direction == Direction::Read;
-            let local = match &too_long {
-                Some(error) => Err(error.clone()),
-                None if self.is_closed.load(Ordering::Acquire) => Err(Error::Closed),
-                None => {
-                    self.regions.slice(request.local.region, request.local.offset, request.length, stores)
-                }
-            };
-            match local {
-                Ok((local, holders)) => {
-                    resolved.push(Resolved {
-                        direction: request.direction,
-                        local,
-                        holders,
-                        remote: request.remote,
-                        entry,
-                    });
-                }
-                Err(error) => {
-                    transfer.slices_ended(entry, 1, Err(error));
-                }
-            }
-        }
-        let flight = Flight::new(self, Arc::clone(&transfer), deadline, priority, resolved);
-        let canceller = Canceller::new(self, &flight);
-        if !flight.requests().is_empty() {
-            self.deadlines.add(&flight);
-            self.start(&flight);
-        }
-        TransferHandle::new(transfer, Some(Arc::new(canceller)))
-    }
-
-    /// Whether `transport`, by its place, can carry `request` from or to `region`.
-    fn is_usable(&self, transport: usize, request: &Resolved, region: &RemoteRegion) -> bool {
-        region.is_on(self.names[transport])
-            && (!self.local_registrars.has(transport) || request.holders.has(transport))
-    }
-
-    /// Posts what can be posted at once, and opens the way for the rest in a task for each peer.
-    fn start(self: &Arc<Self>, flight: &Arc<Flight>) {
-        let mut ready: Vec<(Arc<Lane>, Vec<Operation>)> = Vec::new();
-        let mut waiting: HashMap<PeerId, Vec<usize>> = HashMap::new();
-        let mut last: Option<(PeerId, Arc<Peer>)> = None;
-        for (index, request) in flight.requests().iter().enumerate() {
-            let id = request.remote.peer;
-            let peer = match &last {
-                Some((same, peer)) if *same == id => Arc::clone(peer),
-                _ => last.insert((id, self.peer(id))).1.clone(),
-            };
-            let known = peer.region(request.remote.region);
-            let open = known.and_then(|region| {
-                let is_usable = |transport| self.is_usable(transport, request, &region);
-                Some((peer.ready_lane(is_usable)?, region))
-            });
-            match open {
-                Some((lane, region)) => {
-                    let operations = flight.launch(self, index, &lane, &region);
-                    match ready.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &lane)) {
-                        Some((_, list)) => list.extend(operations),
-                        None => ready.push((lane, operations)),
-                    }
-                }
-                None => waiting.entry(id).or_default().push(index),
-            }
-        }
-        for (lane, operations) in ready {
-            flight.push(&lane, operations);
-        }
-        for (peer, indices) in waiting {
-            let (engine, flight) = (Arc::clone(self), Arc::clone(flight));
-            self.runtime.spawn(async move { engine.open_and_post(&flight, peer, indices).await });
-        }
     }
 
     async fn close(&self) {
