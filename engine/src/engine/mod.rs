@@ -26,6 +26,7 @@ mod layers;
 mod messages;
 mod outcome;
 mod peer;
+mod posting;
 mod regions;
 mod status;
 mod submission;

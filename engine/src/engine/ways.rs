@@ -1,22 +1,19 @@
-//! Opens the way to a peer: link, transport, description of its regions; and posts what waited for it.
+//! Opens the way to a peer, a transport over a link, and ends what hung on a link that is gone. What waited for the way is
+//! [posted](super::posting) then.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Inner;
-use super::descriptor::{Bytes, Describe, Described, Exchanged, RegionDescriptor};
-use super::flight::Flight;
-use super::messages::{DESCRIBE, EXCHANGE};
-use super::peer::{Attempt, Peer, RemoteRegion, Step, Way};
+use super::descriptor::{Bytes, Exchanged};
+use super::messages::EXCHANGE;
+use super::peer::{Attempt, Peer, Step, Way};
 use crate::error::Error;
 use crate::link::Link;
 use crate::queue::Lane;
 use crate::topology::Topology;
-use crate::transport::{BoxFuture, Exchange, Operation};
-use crate::types::{PeerId, RegionId};
-
-/// Regions that are described in one message.
-const DESCRIBED_AT_ONCE: usize = 256;
+use crate::transport::{BoxFuture, Exchange};
+use crate::types::PeerId;
 
 impl Inner {
     /// The link to `peer`, made when there is none. Without an answer, it is the caller's deadline that has passed only when
@@ -164,141 +161,6 @@ impl Inner {
         Ok(())
     }
 
-    /// What `peer` says of its region; asked when it is not known.
-    async fn remote_region(
-        &self,
-        peer: &Peer,
-        id: RegionId,
-        deadline: Instant,
-    ) -> Result<Arc<RemoteRegion>, Error> {
-        if let Some(region) = peer.region(id) {
-            return Ok(region);
-        }
-        // Not looked up again: an operation that fails meanwhile has it forgotten.
-        let described = self.describe_regions(peer, &[id], deadline).await?;
-        described.into_iter().next().ok_or(Error::NoSuchRegion { region: id })
-    }
-
-    /// Asks `peer` for its regions `ids`, and takes note of those that it has, which are returned.
-    async fn describe_regions(
-        &self,
-        peer: &Peer,
-        ids: &[RegionId],
-        deadline: Instant,
-    ) -> Result<Vec<Arc<RemoteRegion>>, Error> {
-        let link = self.link(peer, deadline).await?;
-        let answer = link.call(DESCRIBE, Describe { regions: ids.to_vec() }.to_bytes(), deadline).await?;
-        let described = Described::from_bytes(&answer)?;
-        let asked = described.regions.into_iter().flatten().filter(|region| ids.contains(&region.id));
-        let remember =
-            |region: RegionDescriptor| peer.remember(region.id, RemoteRegion::new(region, &self.transports));
-        Ok(asked.map(remember).collect())
-    }
-
-    /// Opens the way for the requests `indices` of `flight`, all to one peer, and posts them.
-    pub(super) async fn open_and_post(
-        self: &Arc<Self>,
-        flight: &Arc<Flight>,
-        peer: PeerId,
-        indices: Vec<usize>,
-    ) {
-        let peer = self.peer(peer);
-        let mut left = indices;
-        let work = self.post_in_order(flight, &peer, &mut left);
-        let result = tokio::select! {
-            result = work => result,
-            () = flight.given_up() => Err(Error::Cancelled),
-        };
-        if let Err(error) = result {
-            left.into_iter().for_each(|index| flight.refuse(index, error.clone()));
-        }
-    }
-
-    /// Takes each request out of `left` that was posted or refused. An error concerns those that are left.
-    async fn post_in_order(
-        self: &Arc<Self>,
-        flight: &Arc<Flight>,
-        peer: &Arc<Peer>,
-        left: &mut Vec<usize>,
-    ) -> Result<(), Error> {
-        let deadline = flight.deadline();
-        let region_of = |index: usize| flight.requests()[index].remote.region;
-        let mut unknown: Vec<RegionId> =
-            left.iter().map(|&index| region_of(index)).filter(|&id| peer.region(id).is_none()).collect();
-        unknown.sort_unstable();
-        unknown.dedup();
-        for some in unknown.chunks(DESCRIBED_AT_ONCE) {
-            self.describe_regions(peer, some, deadline).await?;
-        }
-        let mut ready: Vec<(Arc<Lane>, Vec<Operation>)> = Vec::new();
-        let push = |lane: Arc<Lane>, operations| flight.push(&lane, operations);
-        while let Some(&index) = left.last() {
-            let launched = match self.remote_region(peer, region_of(index), deadline).await {
-                Ok(region) => {
-                    let request = &flight.requests()[index];
-                    let usable = |transport| self.is_usable(transport, request, &region);
-                    let open = peer.ready_lane(usable);
-                    let is_open = open.is_some();
-                    if !is_open {
-                        ready.drain(..).for_each(|(lane, operations)| push(lane, operations));
-                    }
-                    let way = match open {
-                        Some(lane) => Ok(Opened { lane, is_second_best: false }),
-                        None => self.open_way(peer, usable, deadline).await,
-                    };
-                    way.map(|opened| {
-                        let operations = flight.launch(self, index, &opened.lane, &region);
-                        self.count_fallen_back(&opened, &operations);
-                        (operations, opened.lane, is_open)
-                    })
-                }
-                Err(error) => Err(error),
-            };
-            left.pop();
-            match launched {
-                Ok((operations, lane, _)) if operations.is_empty() => self.not_tried(peer.id, &lane),
-                // By a way that is open and in no trouble, all go in one piece.
-                Ok((operations, lane, true)) => {
-                    match ready.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &lane)) {
-                        Some((_, list)) => list.extend(operations),
-                        None => ready.push((lane, operations)),
-                    }
-                }
-                // At once: it may be the one that tries a way which was in trouble, and all others wait for its end.
-                Ok((operations, lane, false)) => push(lane, operations),
-                Err(error) => flight.refuse(index, error),
-            }
-        }
-        ready.into_iter().for_each(|(lane, operations)| push(lane, operations));
-        Ok(())
-    }
-
-    /// Posts a slice again that came back with an error.
-    pub(super) async fn repost(self: &Arc<Self>, flight: &Arc<Flight>, piece: usize) -> Result<(), Error> {
-        let request = &flight.requests()[flight.request_of(piece)];
-        let peer = self.peer(request.remote.peer);
-        let work = async {
-            let region = self.remote_region(&peer, request.remote.region, flight.deadline()).await?;
-            let usable = |transport| self.is_usable(transport, request, &region);
-            let opened = self.open_way(&peer, usable, flight.deadline()).await?;
-            Ok((region, opened))
-        };
-        let (region, opened) = tokio::select! {
-            found = work => found?,
-            () = flight.given_up() => return Err(Error::Cancelled),
-        };
-        let operations = flight.relaunch(self, piece, &opened.lane, &region);
-        self.count_fallen_back(&opened, &operations);
-        flight.push(&opened.lane, operations);
-        Ok(())
-    }
-
-    fn count_fallen_back(&self, opened: &Opened, operations: &[Operation]) {
-        if opened.is_second_best {
-            self.metrics.slices_fallen_back_total.add(operations.len() as u64);
-        }
-    }
-
     /// `peer` has proved itself, so earlier incarnations of it are dead: all that hung on them ends, and they are forgotten.
     pub(super) fn bury_predecessors(&self, peer: PeerId) {
         let is_earlier = |id: &PeerId| id.member == peer.member && id.incarnation < peer.incarnation;
@@ -347,7 +209,7 @@ impl Inner {
 pub(super) struct Opened {
     pub(super) lane: Arc<Lane>,
     /// Whether a better one is in trouble, or being connected.
-    is_second_best: bool,
+    pub(super) is_second_best: bool,
 }
 
 /// What looking for a way came to.
