@@ -1,4 +1,4 @@
-//! One NIC: its endpoint, what is registered with it, the peers it knows, and the operations under way.
+//! One NIC: its endpoint, what is registered with it, the peers it knows, and the operations that [are under way](operations).
 //!
 //! Invariants
 //! - Every job ends once. One that is in flight ends when its completion was read, or after the endpoint was closed:
@@ -10,11 +10,6 @@
 //!   fabric on which nothing gets through lets connections be made, and would take each deadline whole.
 //!   Where the provider refuses to close an endpoint, what is in flight there is not ended before it has.
 //!   The same is done when operations to a peer that refused a key are cancelled by the provider.
-//! - At most `slots` operations are in flight, which is what the provider said it takes, or as many as it was found to
-//!   take ([`Credits`]); others wait in order, and a peer whose connection is not ready yet holds up nobody else.
-//! - A write has ended when its bytes are in the target's memory: by `FI_DELIVERY_COMPLETE` where the provider has it;
-//!   else by reading the last byte back after the write's completion, which the target's NIC answers after it has
-//!   passed on the write.
 //!
 //! Threads: owned by the NIC's progress thread.
 
@@ -25,23 +20,23 @@ use std::time::{Duration, Instant};
 
 use libfabric_sys as fi;
 
-use super::NAME;
-use super::credit::{Credits, portions};
+use super::credit::Credits;
 use super::endpoint::Connection;
-use super::job::{Flight, Job, Settings, error_of};
+use super::job::{Flight, Job, Settings};
 use super::keys::Keys;
 use super::nic::ffi::{Failure, Nic, Withdrawn};
-use super::port::ffi::{Completion, Order, Port, Posted};
+use super::port::ffi::{Completion, Port};
 use super::progress::Command;
 use super::registered::{Portion, Registered};
 use super::registration::ffi::Registration;
 use crate::error::Error;
 use crate::memory::MemorySlice;
-use crate::transport::{Direction, Rate};
+use crate::transport::Rate;
 use crate::types::{PeerId, RegionId};
 
 mod life;
 mod memory;
+mod operations;
 mod peers;
 mod silence;
 
@@ -50,8 +45,7 @@ use peers::Known;
 
 /// Deadlines are looked at this often while anything is under way.
 const SWEEP: Duration = Duration::from_millis(5);
-/// Operations that are started before the provider is polled again.
-const PORTION: usize = 32;
+
 /// One NIC.
 pub(super) struct Domain {
     // The order of fields is that of their drops: the endpoint goes before what it may touch.
@@ -252,174 +246,6 @@ impl Domain {
             self.reopen("a refused key has broken the way to a peer");
         }
         has_worked
-    }
-
-    fn finish(&mut self, completion: Completion) {
-        let slot = completion.slot;
-        let Some(mut flight) = self.flights[slot].take() else { return };
-        let is_write = flight.job.operation.direction == Direction::Write;
-        let must_confirm = is_write && !flight.is_confirming && self.scratch.is_some();
-        if completion.result.is_ok() && must_confirm && flight.given_up.is_none() {
-            flight.is_confirming = true;
-            match self.confirm(slot, &flight.job) {
-                Posted::Started => self.flights[slot] = Some(flight),
-                Posted::Full => {
-                    // The whole write is done again, which writes the same bytes to the same place.
-                    self.free.push(slot);
-                    self.note_end(&flight, true);
-                    self.waiting.push_front(flight.job);
-                }
-                Posted::Refused(failure) => {
-                    self.free.push(slot);
-                    self.note_end(&flight, false);
-                    let error = error_of(&failure, &flight.job);
-                    flight.job.complete(Err(error));
-                }
-            }
-            return;
-        }
-        self.free.push(slot);
-        self.note_end(&flight, completion.result.is_ok());
-        let result = match (completion.result, flight.given_up) {
-            (Ok(()), None) => Ok(()),
-            // It was given up before it ended; a write that was not confirmed may not be there.
-            (_, Some((error, _))) => Err(error),
-            (Err(failure), None) => {
-                let error = error_of(&failure, &flight.job);
-                let peer = flight.job.connection.peer;
-                if matches!(error, Error::TransportFailed { .. }) {
-                    flight.job.connection.fail_on(flight.job.rail, &error);
-                    // On verbs a refused key leaves the queue pair in error, and all that follows is flushed.
-                    self.is_broken |= failure.code == fi::FI_ECANCELED && self.refusing.contains(&peer);
-                } else {
-                    self.refusing.insert(peer);
-                }
-                Err(error)
-            }
-        };
-        flight.job.complete(result);
-    }
-
-    /// Reads back the last byte of a write.
-    fn confirm(&mut self, slot: usize, job: &Job) -> Posted {
-        let (Some(port), Some((byte, registration))) = (self.port.as_mut(), &self.scratch) else {
-            return Posted::Full;
-        };
-        // Within the peer's region, whose end is an address: see `Key::decode`.
-        let last = (job.operation.local.length() as u64).saturating_sub(1);
-        port.post(
-            slot,
-            &Order {
-                direction: Direction::Read,
-                local: byte,
-                registration,
-                peer: job.peer,
-                address: job.address + last,
-                key: job.key,
-            },
-        )
-    }
-
-    /// Starts what waits, as far as there is room, and polls between portions: what has ended meanwhile makes room.
-    fn start_waiting(&mut self) -> bool {
-        self.is_blocked = false;
-        let mut has_worked = false;
-        let mut blocked_peers: Vec<u64> = Vec::new();
-        for portion in portions(self.waiting.len(), PORTION) {
-            for _ in 0..portion {
-                if self.credits.left() == 0 {
-                    return has_worked;
-                }
-                let Some(job) = self.waiting.pop_front() else { return has_worked };
-                if blocked_peers.contains(&job.peer) {
-                    self.waiting.push_back(job);
-                } else if let Some(job) = self.start(job) {
-                    self.blocked.entry(job.peer).or_insert_with(Instant::now);
-                    blocked_peers.push(job.peer);
-                    self.waiting.push_back(job);
-                    self.is_blocked = true;
-                } else {
-                    has_worked = true;
-                }
-            }
-            if !self.waiting.is_empty() {
-                has_worked |= self.poll();
-            }
-        }
-        has_worked
-    }
-
-    /// Starts or ends a job; gives it back when the provider has no room.
-    fn start(&mut self, job: Job) -> Option<Job> {
-        // Checked here, on the thread that removes addresses: a post may race with the peer's being forgotten, and
-        // some providers crash on an address that is gone.
-        let is_late = job.operation.deadline <= Instant::now();
-        if let Some(error) = job.connection.check().err().or(is_late.then_some(Error::DeadlinePassed)) {
-            job.complete(Err(error));
-            return None;
-        }
-        let local = &job.operation.local;
-        if local.length() == 0 {
-            // There is nothing to move, and providers differ in what they make of it.
-            job.complete(Ok(()));
-            return None;
-        }
-        let registration = self.regions.get(&local.id()).and_then(|registered| registered.holding(local));
-        let (Some(port), Some(registration)) = (self.port.as_mut(), registration) else {
-            let error = if self.port.is_none() {
-                Error::transport(NAME, "the NIC is not open")
-            } else {
-                Error::NoSuchRegion { region: local.id() }
-            };
-            job.complete(Err(error));
-            return None;
-        };
-        // One slot for each credit.
-        let slot = match self.credits.take().then(|| self.free.pop()).flatten() {
-            Some(slot) => slot,
-            None => return Some(job),
-        };
-        let order = Order {
-            direction: job.operation.direction,
-            local,
-            registration,
-            peer: job.peer,
-            address: job.address,
-            key: job.key,
-        };
-        match port.post(slot, &order) {
-            Posted::Started => {
-                self.blocked.remove(&job.peer);
-                self.in_flight_bytes += job.operation.local.length() as u64;
-                let (began, patience) = (Instant::now(), self.patience());
-                let flight = Flight { job, began, patience, is_confirming: false, given_up: None };
-                if self.flights.len() <= slot {
-                    self.flights.resize_with(slot + 1, || None);
-                }
-                self.flights[slot] = Some(flight);
-                None
-            }
-            Posted::Full => {
-                self.free.push(slot);
-                // A peer that has ended nothing yet may not be connected: that says nothing about the NIC.
-                if self.heard.contains_key(&job.peer) {
-                    self.credits.refused();
-                } else {
-                    self.credits.give_back();
-                }
-                Some(job)
-            }
-            Posted::Refused(failure) => {
-                self.free.push(slot);
-                self.credits.give_back();
-                let error = error_of(&failure, &job);
-                if matches!(error, Error::TransportFailed { .. }) {
-                    job.connection.fail_on(job.rail, &error);
-                }
-                job.complete(Err(error));
-                None
-            }
-        }
     }
 
     /// Gives up what is past its deadline, opens the endpoint again when something does not end, and forgets
