@@ -16,10 +16,11 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
 use super::nic::ffi::{Failure, Nic};
+use super::opening::offers;
 use super::port::ffi::{Completion, Order, Port, Posted};
 use super::registered::Portion;
 use super::registration::ffi::Registration;
-use super::{FabricConfig, NAME, offers};
+use super::{FabricConfig, NAME};
 use crate::error::Error;
 use crate::memory::{MemorySlice, Region};
 use crate::transport::Direction;
