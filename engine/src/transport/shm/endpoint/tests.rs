@@ -4,8 +4,9 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use super::super::socket::Listener;
+use super::super::wire::{PACKET, Packet};
 use super::*;
-use crate::memory::PageKind;
+use crate::memory::{Access, PageKind};
 use crate::transport::{RemoteSlice, Ticket, TicketSink};
 use crate::types::{Incarnation, MemberId};
 
