@@ -1,32 +1,29 @@
-//! The owner's side: which peer may touch which region.
+//! The owner's side: which region peers can have mapped, and what each of them [was granted](guest).
 //!
 //! Invariants
 //! - A region's memory is given back only when its word in every connection is revoked and counts no copy, or the
 //!   peer has closed the connection: it does so behind its last copy, and a killed peer touches nothing any more.
 //! - A connection that is ended from here grants nothing from then on, and is kept until the peer's copies have ended.
-//! - A word is used once in the life of a connection.
 
-use std::collections::{BTreeMap, HashMap};
+mod guest;
+
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use nix::sys::socket::Shutdown;
 use parking_lot::Mutex;
-use tokio::sync::Notify;
 use tokio::sync::mpsc;
 
-use super::ffi::{WORDS_PER_PAGE, Words};
+use self::guest::Guest;
 use super::socket::Socket;
 use super::wire::{PACKET, Packet};
 use crate::memory::{Access, Region};
 use crate::types::{PeerId, RegionId};
 
-/// Regions that one connection may be granted in its life; then the peer makes a new one. Only words in use take memory.
-const WORDS: usize = 1 << 20;
 /// Packets that wait to be sent to one peer: revocations.
 const OUTBOX: usize = 1024;
 /// Time between two looks at a copy that is under way while its region is withdrawn.
@@ -39,27 +36,6 @@ pub(super) struct Owner {
     regions: Mutex<HashMap<RegionId, Arc<Region>>>,
     /// One for each connected peer; a peer that connects again has two for a moment.
     guests: Mutex<Vec<Arc<Guest>>>,
-}
-
-/// One connected peer.
-#[derive(Debug)]
-pub(super) struct Guest {
-    peer: PeerId,
-    words: Words,
-    grants: Mutex<Grants>,
-    outbox: mpsc::Sender<Packet>,
-    /// Nothing that was granted on the connection is touched any more.
-    is_gone: AtomicBool,
-    /// Ends the connection.
-    stop: Notify,
-}
-
-#[derive(Debug, Default)]
-struct Grants {
-    next: usize,
-    word_of: HashMap<RegionId, usize>,
-    /// Words in use of each page that has one.
-    in_use: BTreeMap<usize, usize>,
 }
 
 /// Who has ended a connection.
@@ -121,15 +97,7 @@ impl Owner {
     /// When there is no memory for its words.
     pub(super) fn invite(peer: PeerId) -> io::Result<(Arc<Guest>, mpsc::Receiver<Packet>)> {
         let (outbox, orders) = mpsc::channel(OUTBOX);
-        let guest = Guest {
-            peer,
-            words: Words::new(WORDS)?,
-            grants: Mutex::default(),
-            outbox,
-            is_gone: AtomicBool::new(false),
-            stop: Notify::new(),
-        };
-        Ok((Arc::new(guest), orders))
+        Ok((Arc::new(Guest::new(peer, outbox)?), orders))
     }
 
     /// From now on [`Owner::forget`] and [`Owner::close`] end it, once it is served.
@@ -220,116 +188,6 @@ impl Owner {
     }
 }
 
-impl Guest {
-    /// The word of `id`, granted. `None` when all were used.
-    fn take_word(&self, id: RegionId) -> Option<usize> {
-        let mut grants = self.grants.lock();
-        if let Some(&word) = grants.word_of.get(&id) {
-            return Some(word);
-        }
-        let word = grants.next;
-        if word >= self.words.count() {
-            return None;
-        }
-        grants.next += 1;
-        grants.word_of.insert(id, word);
-        *grants.in_use.entry(word / WORDS_PER_PAGE).or_default() += 1;
-        self.words.grant(word);
-        Some(word)
-    }
-
-    /// Tells the peer that it does not get `id` now, as where this process may open no more files: it may ask again, for the
-    /// word that stays granted. Other regions are none the worse.
-    async fn refuse(&self, socket: &Socket, id: RegionId, error: &io::Error) -> io::Result<()> {
-        tracing::warn!(peer = %self.peer, region = %id, %error, "shm: a region cannot be passed to a peer");
-        socket.send(&Packet::Refused { id }.encode(), None).await
-    }
-
-    async fn withdraw(&self, id: RegionId) {
-        if let Some(word) = self.revoke(id) {
-            self.until_left(word).await;
-        }
-    }
-
-    /// No new copy of `id` begins. Returns its word, where it was granted: copies may be under way by it.
-    fn revoke(&self, id: RegionId) -> Option<usize> {
-        let word = self.grants.lock().word_of.remove(&id)?;
-        self.words.revoke(word);
-        // So that the peer drops its mapping. When so many wait that one is lost, the peer is cut off instead: a mapping
-        // that stays would keep the memory.
-        if self.outbox.try_send(Packet::Revoked { id }).is_err() {
-            self.stop.notify_one();
-        }
-        Some(word)
-    }
-
-    /// Resolves when no copy is under way by a word that was revoked, which is spent then.
-    async fn until_left(&self, word: usize) {
-        while !self.release_if_left(word) {
-            tokio::time::sleep(LOOK_AGAIN).await;
-        }
-    }
-
-    /// Whether no copy is under way by a word that was revoked, which is spent then. Not to be asked again of one that is.
-    fn release_if_left(&self, word: usize) -> bool {
-        // A guest that is cut off is not gone before its copies are.
-        let is_left = self.words.copies(word) == 0 || self.is_gone.load(Ordering::Acquire);
-        if is_left {
-            self.release_word(word);
-        }
-        is_left
-    }
-
-    /// No new copy begins, of whatever region.
-    fn revoke_all(&self) {
-        self.words_in_use().for_each(|word| {
-            self.words.revoke(word);
-        });
-    }
-
-    /// The words of each page that has one in use: also those that are being withdrawn.
-    fn words_in_use(&self) -> impl Iterator<Item = usize> {
-        let (pages, next) = {
-            let grants = self.grants.lock();
-            (grants.in_use.keys().copied().collect::<Vec<_>>(), grants.next)
-        };
-        let of_page = move |page: usize| page * WORDS_PER_PAGE..((page + 1) * WORDS_PER_PAGE).min(next);
-        pages.into_iter().flat_map(of_page)
-    }
-
-    /// Tells the peer, from which everything was taken back, that the connection ends, and waits until it has closed
-    /// its end or its copies have ended.
-    async fn part(&self, socket: &Socket) {
-        socket.shut_down(Shutdown::Write);
-        let mut packet = [0; PACKET];
-        let mut is_open = true;
-        while is_open && self.words_in_use().any(|word| self.words.copies(word) > 0) {
-            is_open = tokio::select! {
-                received = socket.receive(&mut packet) => !matches!(received, Ok((0, _)) | Err(_)),
-                () = tokio::time::sleep(LOOK_AGAIN) => true,
-            };
-        }
-    }
-
-    fn release_word(&self, word: usize) {
-        let page = word / WORDS_PER_PAGE;
-        let is_free = {
-            let mut grants = self.grants.lock();
-            let is_past = grants.next >= (page + 1) * WORDS_PER_PAGE;
-            let in_use = grants.in_use.entry(page).or_default();
-            *in_use = in_use.saturating_sub(1);
-            let is_free = *in_use == 0 && is_past;
-            if is_free {
-                grants.in_use.remove(&page);
-            }
-            is_free
-        };
-        if is_free && let Err(error) = self.words.release_page(page) {
-            tracing::debug!(%error, "a page of spent grants is kept");
-        }
-    }
-}
-
 #[cfg(test)]
 impl Owner {
     /// Whether a peer is connected.
@@ -342,6 +200,7 @@ impl Owner {
 mod tests {
     use std::os::fd::OwnedFd;
 
+    use super::super::ffi::Words;
     use super::super::socket::Listener;
     use super::*;
     use crate::memory::{Mapping, PageKind};
@@ -416,19 +275,6 @@ mod tests {
         other.words.leave(word);
         assert!(!slow.resolves(slow.owner.remove(RegionId(0))).await, "a copy of it is under way");
         assert!(!other.words.enter(word), "nothing new begins");
-    }
-
-    #[test]
-    fn words_that_no_copy_uses_are_spent_though_nobody_waits_for_the_withdrawal() {
-        let owner = Owner::default();
-        let (guest, _orders) = Owner::invite(Slow::PEER).unwrap();
-        owner.admit(&guest);
-        let words = [0, 1].map(|id| guest.take_word(RegionId(id)).unwrap());
-        assert!(guest.words.enter(words[0]));
-        for id in [0, 1] {
-            drop(owner.remove(RegionId(id)));
-        }
-        assert_eq!(guest.grants.lock().in_use.values().sum::<usize>(), 1);
     }
 
     /// A file that cannot be opened once more, as none can where a process has no descriptors left.
