@@ -10,6 +10,7 @@
 //!
 //! Threads: one runtime task for each connection at either end, and a small pool that copies (see `copier`).
 
+mod admission;
 mod copier;
 mod endpoint;
 mod ffi;
@@ -20,21 +21,19 @@ mod socket;
 mod wire;
 mod word;
 
-use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 
+use admission::Shared;
 use copier::Copiers;
 use endpoint::ShmEndpoint;
 use ffi::Words;
-use grants::Owner;
 use socket::{Listener, Socket};
 use wire::{PACKET, Packet, Token};
 
@@ -47,11 +46,6 @@ use crate::types::{ByteCount, PeerId, RailId, RegionId};
 const NAME: &str = "shm";
 /// Operations that one endpoint holds.
 const OPERATIONS_MAX: usize = 1024;
-/// Connections that were granted over the link and did not come yet: to all peers, and to one, whose oldest goes then.
-const TOKENS_MAX: usize = 1024;
-const TOKENS_OF_PEER_MAX: usize = 4;
-/// Time in which a granted connection has to come, and in which it has to show its token.
-const TOKEN_LIFE: Duration = Duration::from_secs(10);
 
 /// How the transport works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,13 +91,6 @@ pub struct ShmTransport {
     /// What was connected from here, to be ended. A failed one is kept by its last copy only.
     endpoints: Mutex<Vec<Weak<ShmEndpoint>>>,
     is_closed: AtomicBool,
-}
-
-#[derive(Debug, Default)]
-struct Shared {
-    owner: Owner,
-    /// Tokens that were granted, to whom and when.
-    tokens: Mutex<HashMap<Token, (PeerId, Instant)>>,
 }
 
 impl ShmTransport {
@@ -200,67 +187,6 @@ impl ShmTransport {
     /// What was connected from here and is not gone.
     fn connected(&self) -> Vec<Arc<ShmEndpoint>> {
         self.endpoints.lock().iter().filter_map(Weak::upgrade).collect()
-    }
-}
-
-impl Shared {
-    async fn accept(self: Arc<Self>, listener: Listener) {
-        loop {
-            match listener.accept().await {
-                Ok(socket) => drop(tokio::spawn(Arc::clone(&self).greet(socket))),
-                Err(error) => {
-                    tracing::warn!(%error, "shm: a connection could not be accepted");
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                }
-            }
-        }
-    }
-
-    async fn greet(self: Arc<Self>, socket: Socket) {
-        let mut token = Token::default();
-        let first = tokio::time::timeout(TOKEN_LIFE, socket.receive(&mut token)).await;
-        let is_whole = matches!(first, Ok(Ok((count, None))) if count == token.len());
-        let granted = self.tokens.lock().get(&token).filter(|_| is_whole).map(|&(peer, _)| peer);
-        let Some(peer) = granted else {
-            tracing::warn!("shm: a connection without a valid token was closed");
-            return;
-        };
-        let served = match Owner::invite(peer) {
-            Ok((guest, orders)) => {
-                {
-                    // Who takes back what was granted to a peer finds the token or the guest.
-                    let mut tokens = self.tokens.lock();
-                    if tokens.remove(&token).is_none() {
-                        return;
-                    }
-                    self.owner.admit(&guest);
-                }
-                self.owner.serve(guest, orders, socket).await
-            }
-            Err(error) => Err(error),
-        };
-        if let Err(error) = served {
-            tracing::debug!(%peer, %error, "shm: a connection has ended");
-        }
-    }
-
-    fn grant_token(&self, peer: PeerId) -> Result<Token, Error> {
-        let mut token = Token::default();
-        fill_random(&mut token)?;
-        let mut tokens = self.tokens.lock();
-        tokens.retain(|_, (_, granted)| granted.elapsed() < TOKEN_LIFE);
-        let of_peer = tokens.iter().filter(|(_, (granted, _))| *granted == peer);
-        let of_peer: Vec<(Instant, Token)> = of_peer.map(|(token, (_, since))| (*since, *token)).collect();
-        if of_peer.len() >= TOKENS_OF_PEER_MAX
-            && let Some((_, oldest)) = of_peer.iter().min()
-        {
-            tokens.remove(oldest);
-        }
-        if tokens.len() >= TOKENS_MAX {
-            return Err(Error::Busy { what: "the list of granted shm connections" });
-        }
-        tokens.insert(token, (peer, Instant::now()));
-        Ok(token)
     }
 }
 
@@ -365,6 +291,8 @@ impl Drop for ShmTransport {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::super::EndpointState;
     use super::super::conformance::{Pair, conformance, peer};
     use super::*;
@@ -394,18 +322,6 @@ mod tests {
         fn ask(&self, request: Vec<u8>) -> BoxFuture<'_, Result<Vec<u8>, Error>> {
             Box::pin(std::future::ready(self.0.answer(peer(1), &request)))
         }
-    }
-
-    #[tokio::test]
-    async fn a_peer_that_asks_without_end_keeps_no_other_from_being_granted_a_connection() {
-        let transport = ShmTransport::open(ShmConfig { copy_threads: 1 }, &Handle::current()).unwrap();
-        let question = Question { version: VERSION, boot_id: transport.boot_id };
-        let question = postcard::to_allocvec(&question).unwrap();
-        for _ in 0..=TOKENS_MAX {
-            transport.answer(peer(1), &question).unwrap();
-        }
-        transport.answer(peer(2), &question).unwrap();
-        assert_eq!(transport.shared.tokens.lock().len(), TOKENS_OF_PEER_MAX + 1);
     }
 
     /// An engine that is dropped and was not closed, say. Its threads end, and its peers keep nothing for it.
