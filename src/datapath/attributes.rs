@@ -110,13 +110,16 @@ impl Datapath {
             && let Some(file) = self.file_to_stamp(&state, slot)
         {
             let attributes = state.tree.node(slot).attributes;
+            let before = state.content_of(slot);
             if state.object(slot).is_some_and(Object::is_slot_file) {
                 // Without the lock: it is on a disk.
                 drop(state);
                 self.stamp(&file, &attributes);
+                self.lock().note_stamped(slot, before);
                 return self.getattr(ino);
             }
             self.stamp(&file, &attributes);
+            state.note_stamped(slot, before);
         }
         let stat = self.stat_of(&state, slot);
         Ok(stat)

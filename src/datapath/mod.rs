@@ -46,6 +46,7 @@ mod moves;
 mod naming;
 mod object;
 mod open;
+mod overtaken;
 mod packing;
 mod persist;
 mod policy_text;

@@ -16,6 +16,7 @@ use tidefs_engine::types::{ByteCount, SegmentId, Version};
 
 use super::elsewhere::Stream;
 use super::expected::Expected;
+use super::overtaken::Content;
 use crate::cluster::Stamp;
 use crate::namespace::{Name, ProcessId, Slot};
 use crate::tier::memory::{PackedExtent, PolicyRecord};
@@ -168,8 +169,14 @@ pub struct OpenState {
     /// Monotonic milliseconds at which the last close was announced.
     pub announced_at_ms: u64,
     /// All who write this hidden version had announced their close when another one was published under its name: that one stands,
-    /// however late the RELEASE of this one comes, and is what others come to write.
+    /// however late the RELEASE of this one comes, and is what others come to write, until this one is written and closed once more.
     pub is_overtaken: bool,
+    /// What it was like when that happened last.
+    pub overtaken_as: Option<Content>,
+    /// What a version that is written over an object was like when all had closed it last.
+    pub closed_as: Option<Content>,
+    /// How often the daemon was to write to it or changed its length.
+    pub writes: u64,
     /// A writer was killed while it had the file open.
     pub writer_killed: Option<ProcessId>,
     /// Whether that was a child of who opened it, whose own last close decides nevertheless.

@@ -32,7 +32,7 @@ impl Datapath {
     /// [`Error::BadHandle`]; [`Error::OverQuota`] and [`Error::NothingEvictable`] when it finds no room, or a write to it
     /// found none.
     pub fn flush(&self, caller: &Caller, handle: HandleId) -> Result<(), Error> {
-        let (slot, process, path, only_creates, may_be_last, is_child) = {
+        let (slot, process, path, only_creates, may_be_last, is_child, adds_nothing) = {
             let mut state = self.lock();
             let known = state.handles.get(&handle).ok_or(Error::BadHandle)?;
             let (slot, process, path, options, was_flushed) =
@@ -50,11 +50,13 @@ impl Datapath {
             if !is_written || !options.write {
                 return Ok(());
             }
-            (slot, process, path, only_creates, may_be_last, is_child)
+            // Of what was closed before another version took its name, and was not written since, nothing comes.
+            let adds_nothing = may_be_last && state.is_as_overtaken(slot);
+            (slot, process, path, only_creates, may_be_last, is_child, adds_nothing)
         };
         let fate = if only_creates { WriterFate::Sound } else { writer_fate(caller.thread) };
         // Its closer is told that it finds no room; what follows holds all the same.
-        let is_sound_end = may_be_last && fate == WriterFate::Sound;
+        let is_sound_end = may_be_last && !adds_nothing && fate == WriterFate::Sound;
         let kept = if is_sound_end { self.find_room_at_close(handle, slot, path) } else { Ok(()) };
         let now_ms = self.now_ms();
         let mut state = self.lock();
@@ -66,7 +68,7 @@ impl Datapath {
         let was_shown = object.marks.has(Marks::SHOWN);
         let open = object.open_mut();
         if may_be_last {
-            (open.closing, open.is_overtaken) = (true, false);
+            (open.closing, open.is_overtaken) = (true, adds_nothing);
             open.announced_at_ms = now_ms;
         }
         if fate != WriterFate::Killed && open.was_child_killed {
@@ -313,7 +315,8 @@ impl Datapath {
         let open = state.object(slot).and_then(|object| object.open.as_deref());
         let is_pending = open.is_some_and(|open| open.supersedes.is_some());
         let is_withdrawn = |open: &OpenState| open.withdrawn == Some((stat.size, stat.attributes.mtime_ns));
-        if open.is_some_and(|open| open.is_overtaken || is_withdrawn(open)) {
+        let is_gone_by = |open: &OpenState| open.is_overtaken || is_withdrawn(open);
+        if open.is_some_and(is_gone_by) || state.is_as_overtaken(slot) {
             // All hosts had it for a while, until another one replaced or removed it, or it was closed before what stands there.
             afterwards.doomed.push(state.discard_writing(slot));
             return;
@@ -396,13 +399,17 @@ impl State {
         };
         let (slot, process) = (handle.slot, handle.process);
         let was_flushed = std::mem::replace(&mut handle.was_flushed, true);
-        self.object_mut(slot).map(Object::open_mut).is_some_and(|open| {
+        let may_be_last = self.object_mut(slot).map(Object::open_mut).is_some_and(|open| {
             if !was_flushed {
                 open.flushed += 1;
                 open.ends_writing(process);
             }
             open.flushed == open.writers
-        })
+        });
+        if may_be_last {
+            self.note_closed(slot);
+        }
+        may_be_last
     }
 
     /// The file behind `handle` and its phase, if this is the last handle that may write it and the file stays.

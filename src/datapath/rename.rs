@@ -305,8 +305,7 @@ impl Datapath {
         self.retire_all(&mut afterwards.doomed[doomed_before..]);
         self.forget_announced_close(state, slot);
         if let Some(open) = state.object_mut(slot).and_then(|object| object.open.as_deref_mut()) {
-            // Nothing came before it under this name.
-            open.is_overtaken = false;
+            open.forget_overtaking();
         }
         if let Some(object) = state.object_mut(slot)
             && object.version == Version::default()
@@ -349,9 +348,9 @@ impl Datapath {
             state.object(next).and_then(|next| next.open.as_deref()).is_some_and(OpenState::is_left)
         };
         let heir = next.filter(|next| keeps_heir && current.is_some() && !is_left(next));
-        if let Some(open) = heir.and_then(|heir| state.object_mut(heir)).map(Object::open_mut) {
+        if let Some(heir) = heir {
             // What was closed before this does not replace it.
-            open.is_overtaken = open.is_closed_by_all();
+            state.overtake(heir);
         }
         if heir.is_some() && state.tree.node(newcomer).lookups > 0 {
             // The kernel shows it to everyone under its new name, and to one process that stands for the heir.

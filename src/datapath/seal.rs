@@ -257,7 +257,7 @@ impl Datapath {
             let open = object.open_mut();
             open.next_version = heir;
             open.withdrawn = None;
-            open.is_overtaken = false;
+            open.forget_overtaking();
             open.expected.clear();
             // A close that was announced before the rename is on its way still.
             open.closing &= open.writers > 0;

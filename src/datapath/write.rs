@@ -137,9 +137,10 @@ impl Datapath {
     fn write_all(&self, handle: HandleId, offset: u64, data: &[u8]) -> Result<(), Error> {
         let end = ByteCount(offset).saturating_add(ByteCount(data.len() as u64));
         let (slot, ino) = {
-            let state = self.lock();
+            let mut state = self.lock();
             let may_write = |handle: &&Handle| handle.options.write;
             let slot = state.handles.get(&handle).filter(may_write).ok_or(Error::BadHandle)?.slot;
+            state.count_write(slot);
             (slot, state.tree.ino(slot))
         };
         if end >= self.settings.scratch_min {
@@ -322,7 +323,7 @@ impl Datapath {
             if let Some(Place::Scratch(scratch)) = state.object(slot).map(|object| &object.place) {
                 let scratch = Arc::clone(scratch);
                 drop(state);
-                return change_scratch(&scratch, change);
+                return change_scratch(&scratch, change).map(|()| self.lock().count_write(slot));
             }
             self.open_backing(&mut state, slot)?;
             let object = state.object(slot).ok_or(Error::BadHandle)?;
@@ -372,6 +373,7 @@ impl Datapath {
             }
             let open = object.open_mut();
             open.sized = sized;
+            open.writes += 1;
             match change {
                 SizeChange::Punch { .. } => {
                     open.cuts += 1;
@@ -418,7 +420,9 @@ impl Datapath {
                 return Err(Error::Stale);
             }
             // What was refused, or written by somebody who died, is not there any more: it drops nothing of what comes now.
-            (object.open_mut().refused, object.open_mut().writer_killed) = (None, None);
+            let open = object.open_mut();
+            (open.refused, open.writer_killed) = (None, None);
+            open.writes += 1;
             if let Place::Scratch(scratch) = &object.place {
                 let scratch = Arc::clone(scratch);
                 drop(state);

@@ -9,6 +9,7 @@ use super::run::Run;
 use super::setup::Setup;
 use super::system::{Change, Open, System};
 
+mod overtaken;
 mod pages;
 mod quota;
 

@@ -28,13 +28,14 @@ fn begun_by(sent: &Caller) -> (Logic, Token) {
 }
 
 /// A thread comes to write the object, is sent to look its name up again, and finds what it is to write.
-fn begin(logic: &mut Logic, sent: &Caller, truncate: bool) {
+fn begin(logic: &mut Logic, sent: &Caller, truncate: bool) -> Ino {
     let (ino, ..) = logic.look_up_as(sent, Ino::ROOT, "k").expect("it is there");
     let options = OpenOptions { write: true, truncate, ..OpenOptions::default() };
     let told = logic.datapath().open(sent, ino, options);
     assert!(matches!(told, Err(Error::Stale)), "{told:?}");
     let (begun, ..) = logic.look_up_as(sent, Ino::ROOT, "k").expect("it is given a version to write");
     assert_ne!(begun, ino, "which is not what the others know");
+    begun
 }
 
 /// Another process joins the version that was begun, and closes it.
@@ -152,6 +153,26 @@ fn who_was_waited_for_by_what_was_closed_before_a_rename_comes_to_what_was_renam
     assert_eq!(logic.stat(1, "k").expect("it is there").size, 50_000);
     add(&mut logic, 1);
     assert_eq!(length_seen(&mut logic), 50_003);
+}
+
+/// The kernel asks for the inode that it looked up before the rename.
+#[test]
+fn who_opens_what_was_closed_before_a_rename_and_writes_nothing_changes_nothing() {
+    for (is_written, length) in [(false, 50_000), (true, 60_003)] {
+        let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
+        publish(&mut logic, 0, 1);
+        let _reader = logic.open(2, "k", READ).expect("it is there");
+        let begun = begin(&mut logic, &caller(1), false);
+        overtaken(&mut logic);
+        let options = OpenOptions { write: true, ..OpenOptions::default() };
+        let opened = logic.datapath().open(&caller(1), begun, options).expect("it was sent to it");
+        if is_written {
+            logic.datapath().write(opened.handle, 60_000, b"end").expect("there is room");
+        }
+        logic.datapath().flush(&caller(1), opened.handle).expect("there is room");
+        logic.datapath().release(opened.handle);
+        assert_eq!(length_seen(&mut logic), length);
+    }
 }
 
 #[test]

@@ -139,11 +139,49 @@ fn who_renames_the_name_of_a_lock_file_that_was_closed_moves_what_took_it() {
 
 /// Of a file with several descriptors the first close is announced like the last.
 #[test]
-fn what_is_closed_after_another_version_was_published_takes_its_place() {
+fn what_is_written_and_closed_after_another_version_was_published_takes_its_place() {
+    let (mut logic, token) = overtaken();
+    logic.write(WRITER, token, 0, &bytes(4, LENGTH)).expect("there is room");
+    logic.close(WRITER, token);
+    assert_stands(&mut logic, 4);
+}
+
+/// A duplicate, or what a child inherited.
+#[test]
+fn who_closes_what_was_closed_before_a_rename_once_more_and_wrote_nothing_changes_nothing() {
+    for closer in [WRITER, PUBLISHER] {
+        let (mut logic, token) = overtaken();
+        logic.close(closer, token);
+        assert_stands(&mut logic, 3);
+    }
+}
+
+#[test]
+fn what_was_renamed_is_there_after_a_kill_though_what_was_closed_before_it_was_closed_once_more() {
+    let (mut logic, token) = overtaken();
+    logic.flush(PUBLISHER, token);
+    logic.restart();
+    assert_stands(&mut logic, 3);
+}
+
+/// A shell closes the descriptor that it opened once it has another one of it, which a program writes.
+#[test]
+fn what_is_written_after_a_close_and_before_a_rename_is_closed_after_that() {
     let (mut logic, token) = closed_before_its_release();
+    logic.write(WRITER, token, 0, &bytes(4, LENGTH)).expect("there is room");
     publish(&mut logic, 3);
     logic.close(WRITER, token);
-    assert_stands(&mut logic, 2);
+    assert_stands(&mut logic, 4);
+}
+
+/// As who copies a file does once it has closed the copy.
+#[test]
+fn who_sets_the_time_of_what_it_has_closed_writes_nothing() {
+    let (mut logic, token) = closed_before_its_release();
+    logic.utimens(WRITER, "k", 1_000_000_000).expect("it sees what it wrote");
+    publish(&mut logic, 3);
+    release(&mut logic, token);
+    assert_stands(&mut logic, 3);
 }
 
 #[test]
@@ -185,11 +223,16 @@ fn who_goes_on_with_a_version_that_was_closed_before_a_rename_is_not_disturbed_b
 }
 
 #[test]
-fn who_comes_to_a_version_that_was_closed_once_more_after_a_rename_writes_the_same() {
-    let (mut logic, token) = overtaken();
-    logic.flush(WRITER, token);
-    let writer = logic.open(PUBLISHER, "k", WRITE).expect("it joins");
-    add(&mut logic, writer);
-    release(&mut logic, token);
-    assert_stands_with(&mut logic, 2, MORE);
+fn who_comes_to_a_version_that_was_written_and_closed_once_more_after_a_rename_writes_the_same() {
+    for (is_written, stands) in [(false, 3), (true, 4)] {
+        let (mut logic, token) = overtaken();
+        if is_written {
+            logic.write(WRITER, token, 0, &bytes(4, LENGTH)).expect("there is room");
+        }
+        logic.flush(WRITER, token);
+        let writer = logic.open(PUBLISHER, "k", WRITE).expect("open");
+        add(&mut logic, writer);
+        release(&mut logic, token);
+        assert_stands_with(&mut logic, stands, MORE);
+    }
 }

@@ -22,6 +22,7 @@ fn what_is_closed_over_a_version_that_is_just_told_is_told_once_more() {
     member.tell(promise);
     let second = member.publish(2);
     let being_told = member.cluster.about_to_publish(b"k");
+    member.logic.write(1, writer, 0, &[8; 50_000]).expect("write");
     member.logic.close(1, writer);
     drop(being_told);
     member.has_published(3);
@@ -37,6 +38,7 @@ fn what_is_closed_over_a_later_version_is_told_once_more() {
     member.logic.advance(Duration::from_millis(1), false);
     let second = member.publish(2);
     member.tell(second);
+    member.logic.write(1, writer, 0, &[8; 50_000]).expect("write");
     member.logic.close(1, writer);
     member.has_published(4);
 }

@@ -93,7 +93,7 @@ impl Model {
         (copy.readers, copy.writers, copy.expires_ns) = (0, 0, None);
         copy.who.clear();
         (copy.has_holes, copy.was_sealed, copy.refused, copy.flushed) = (false, false, false, None);
-        (copy.shown, copy.overtaken) = (false, false);
+        (copy.shown, copy.changed, copy.overtaken) = (false, false, false);
         if truncate {
             copy.bytes.clear();
             copy.mtime = Mtime::After(self.now_real_ns);
@@ -147,6 +147,7 @@ impl Model {
             }
         };
         file.scratch |= reach >= scratch_min && file.phase != Phase::Sealed;
+        file.changed = true;
         if file.phase == Phase::Sealed && !matches!(change, Change::Punch { .. }) {
             // Its writer goes on after the rename: the record is written anew, with this length.
             file.counted = file.bytes.len() as u64;
@@ -161,10 +162,22 @@ impl Model {
 
     /// Another file gets the name of the hidden file `id`, which goes on over that one.
     pub(super) fn overtake(&mut self, id: FileId) {
+        let is_closed = self.is_closed_by_all(id);
+        let file = self.file_mut(id);
+        file.overtaken = is_closed && !file.changed;
+    }
+
+    /// Whether somebody writes the file, and each who does has closed a descriptor of his.
+    fn is_closed_by_all(&self, id: FileId) -> bool {
         let mut writers =
             self.handles.iter().filter(|handle| handle.file == id && handle.is_writer).peekable();
-        let is_closed = writers.peek().is_some() && writers.all(|handle| handle.was_flushed);
-        self.file_mut(id).overtaken = is_closed;
+        writers.peek().is_some() && writers.all(|handle| handle.was_flushed)
+    }
+
+    /// truncate(2) has opened the file beside its writers, and closed it.
+    pub(crate) fn closed_by_name(&mut self, id: FileId) {
+        let is_closed = self.is_closed_by_all(id);
+        self.file_mut(id).changed &= !is_closed;
     }
 
     pub(super) fn place_of(&self, file: FileId) -> Option<(DirectoryId, String)> {
@@ -183,6 +196,8 @@ impl Model {
             file.readers -= 1;
         }
         let ends = handle.is_writer && file.writers == 0;
+        // Nothing comes of what stood there before.
+        let is_dropped = is_dropped || file.overtaken;
         match file.phase {
             Phase::Writing if ends => {
                 let (directory, name) = self.place_of(id).expect("a hidden file has a name");
@@ -215,7 +230,7 @@ impl Model {
         file.phase = Phase::Sealed;
         file.shown = false;
         file.was_sealed = true;
-        (file.refused, file.flushed) = (false, None);
+        (file.refused, file.changed, file.flushed) = (false, false, None);
         file.sealed_ns = (now, now);
         file.counted = file.bytes.len() as u64;
         if file.writers == 0 {
@@ -253,6 +268,7 @@ impl Model {
     pub(crate) fn refuse(&mut self, id: FileId) {
         let file = self.file_mut(id);
         file.refused |= file.phase == Phase::Writing;
+        file.changed = true;
     }
 
     /// Whether a rename of the file to `name` would make an object of what its writer did not mean.
@@ -265,11 +281,14 @@ impl Model {
     pub(crate) fn flush(&mut self, handle: usize) {
         self.handles[handle].was_flushed = true;
         let handle = self.handles[handle];
-        let mut writers = self.handles.iter().filter(|other| other.file == handle.file && other.is_writer);
-        let is_last = handle.is_writer && writers.all(|other| other.was_flushed);
+        let is_last = handle.is_writer && self.is_closed_by_all(handle.file);
         let is_temporary = self.place_of(handle.file).is_none_or(|(_, name)| is_temporary(&name));
         let file = self.file_mut(handle.file);
-        file.overtaken &= !is_last;
+        if is_last {
+            // Who closes what nobody changed since adds nothing to it.
+            file.overtaken &= !file.changed;
+            file.changed = false;
+        }
         if is_last && file.phase == Phase::Writing && !is_temporary && !file.scratch {
             file.flushed = Some((file.mode, file.policy));
         }

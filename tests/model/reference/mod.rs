@@ -102,8 +102,10 @@ pub(crate) struct File {
     /// Its mode and policy when each of its writers had closed a duplicate: a daemon that dies then may keep the file so, since
     /// it cannot know better.
     pub(crate) flushed: Option<(u32, Policy)>,
-    /// Whether each of its writers had closed it when another file got its name: it is what stood there before, until one of them
-    /// closes once more.
+    /// Whether somebody wrote to it, or tried to, since each of its writers had closed it.
+    pub(crate) changed: bool,
+    /// Whether each of its writers had closed it when another file got its name: it is what stood there before, until it is
+    /// changed and closed once more.
     pub(crate) overtaken: bool,
 }
 
@@ -127,6 +129,7 @@ impl File {
             has_holes: false,
             refused: false,
             flushed: None,
+            changed: false,
             overtaken: false,
         }
     }
@@ -137,6 +140,7 @@ impl File {
     }
 
     fn written(&mut self, now_real_ns: i64) {
+        self.changed = true;
         self.mtime = match self.mtime {
             Mtime::Any => Mtime::Any,
             _ => Mtime::After(now_real_ns),

@@ -190,14 +190,17 @@ impl<S: System> Run<S> {
                 // It was opened, and sealed again as it was.
                 self.model.sealed_again(current);
             }
-            let is_written = seen.is_some_and(|file| self.model.file(file).writers > 0);
+            let written = seen.filter(|&file| self.model.file(file).writers > 0);
+            if let Some(file) = written {
+                self.model.closed_by_name(file);
+            }
             if overtaken.is_some() {
                 if is_dropped {
                     // It gave way to a version that is gone, too, as it was refused its length.
                     self.model.set_slot(directory, &name, Slot { next: None, ..slot });
                     self.model.bury(overtaken);
                 }
-            } else if !is_written
+            } else if written.is_none()
                 && let Some(joined) = slot.next.or(slot.current)
                 && self.model.file(joined).phase != Phase::Sealed
             {
@@ -221,6 +224,7 @@ impl<S: System> Run<S> {
         if is_shared {
             // Whoever writes the file has it open: it is cut under their hands, as anywhere.
             self.model.resize(file, Change::Set(length));
+            self.model.closed_by_name(file);
             return;
         }
         // By nobody opened for writing: as if opened, cut and closed.
