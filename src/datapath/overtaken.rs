@@ -89,6 +89,11 @@ impl State {
         }
     }
 
+    /// Whether nothing comes of the version in `slot` as it is: it was overtaken, and nobody has written to it since, or opened it.
+    pub(super) fn is_spent(&self, slot: Slot) -> bool {
+        self.object(slot).is_some_and(Object::is_overtaken) && self.is_as_overtaken(slot)
+    }
+
     /// Whether another version was published under the name of the one in `slot` after all had closed that, and nobody wrote to it
     /// since. Somebody may have opened it.
     pub(super) fn is_as_overtaken(&self, slot: Slot) -> bool {

@@ -35,7 +35,7 @@ impl Datapath {
     ) -> Result<(), Error> {
         let name = Name::new(name)?;
         let new_name = Name::new(new_name)?;
-        let (slot, size, is_passthrough, replaced, left_to_begun) = {
+        let (slot, size, is_passthrough, replaced, left_behind_in) = {
             let mut state = self.lock();
             let parent = state.slot_of(parent)?;
             let new_parent = state.living_directory(new_parent)?;
@@ -56,9 +56,11 @@ impl Datapath {
             replaced.into_iter().for_each(|replaced| state.hold(replaced));
             let open = state.object(slot).and_then(|object| object.open.as_ref());
             let is_passthrough = open.is_some_and(|open| open.passthrough > 0);
-            // What was begun for its old name counts whole there, when it has another one.
-            let left_to_begun = state.is_beside_begun(slot).then(|| state.tree.node(slot).parent);
-            (slot, self.stat_of(&state, slot).size, is_passthrough, replaced, left_to_begun)
+            // What was begun for its old name counts whole there, when it has another one, and what does not go along with it.
+            let is_spent = state.next_version(slot).is_some_and(|next| state.is_spent(next));
+            let leaves_behind = is_spent || state.is_beside_begun(slot);
+            let left_behind_in = leaves_behind.then(|| state.tree.node(slot).parent);
+            (slot, self.stat_of(&state, slot).size, is_passthrough, replaced, left_behind_in)
         };
         let update_holds = || {
             let mut state = self.lock();
@@ -83,7 +85,7 @@ impl Datapath {
                 &mut afterwards,
             )
         });
-        if let Some(directory) = left_to_begun.filter(|_| outcome.is_ok()) {
+        if let Some(directory) = left_behind_in.filter(|_| outcome.is_ok()) {
             // What cannot go stays.
             let _ = self.make_room_in_quota(ByteCount::ZERO, directory);
         }
@@ -228,9 +230,15 @@ impl Datapath {
             afterwards.doomed.push(Doomed::record_only(record, ino));
         }
         let size = state.object(slot).map(|object| object.size).unwrap_or_default();
-        let next = state.object(slot).and_then(|object| object.open.as_ref()?.next_version);
+        let next = state.next_version(slot);
+        // What was closed before this object took its name keeps nobody from writing what stands under the other one.
+        let spent = next.filter(|&next| state.is_spent(next));
         let doomed_before = afterwards.doomed.len();
-        let heir = self.displace(state, parent, &name, slot, next.is_none(), afterwards);
+        let keeps_heir = next.is_none() || spent.is_some();
+        let heir = self.displace(state, parent, &name, slot, keeps_heir, afterwards);
+        let spent = spent.filter(|_| heir.is_some());
+        afterwards.doomed.extend(spent.map(|spent| state.discard_writing(spent)));
+        let next = next.filter(|_| spent.is_none());
         self.retire_all(&mut afterwards.doomed[doomed_before..]);
         state.leave_order(slot, footprint(size), Departure::Gone);
         state.uncount(state.tree.node(slot).parent, size);
@@ -261,6 +269,8 @@ impl Datapath {
             && let Some(object) = state.object_mut(slot)
         {
             object.open_mut().next_version = heir;
+            // Nothing that was left behind makes it leave.
+            state.update_hold(slot);
         }
         state.recharge(slot);
         // Whatever was in force in its old place.

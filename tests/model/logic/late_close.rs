@@ -137,6 +137,25 @@ fn who_renames_the_name_of_a_lock_file_that_was_closed_moves_what_took_it() {
     assert_stands(&mut logic, 3);
 }
 
+/// What was closed before the object took its name goes along with that otherwise, and may be written there once more.
+#[test]
+fn who_writes_what_is_replaced_by_a_rename_keeps_it_though_something_was_closed_under_the_other_name() {
+    for is_written in [false, true] {
+        let (mut logic, token) = overtaken();
+        publish_as(&mut logic, "k1", 5);
+        let reader = logic.open(WATCHER, "k1", Open { read: true, ..Open::default() }).expect("it is there");
+        let writer = is_written.then(|| logic.open(PUBLISHER, "k1", WRITE).expect("open"));
+        logic.rename(WATCHER, "k", "k1", false).expect("the rename");
+        logic.write(WRITER, token, 0, &bytes(4, LENGTH)).expect("there is room");
+        logic.close(WRITER, token);
+        writer.into_iter().for_each(|writer| add(&mut logic, writer));
+        logic.close(WATCHER, reader);
+        logic.rename(WATCHER, "k1", "k", false).expect("it is there");
+        let (seed, more) = if is_written { (5, MORE) } else { (4, &b""[..]) };
+        assert_stands_with(&mut logic, seed, more);
+    }
+}
+
 /// Of a file with several descriptors the first close is announced like the last.
 #[test]
 fn what_is_written_and_closed_after_another_version_was_published_takes_its_place() {

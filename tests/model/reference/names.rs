@@ -39,12 +39,17 @@ impl Model {
         if was_current {
             // Whoever rewrites it goes on under the new name; else whoever rewrites what stood there does.
             let heir = target.next.filter(|_| target.current.is_some() && (is_object || !stays_unsealed));
-            let next = source.next.or(heir);
+            // But not what was closed before the object took the name that it had: that stands in nobody's way.
+            let is_spent = |next: FileId| self.file(next).overtaken && !self.file(next).changed;
+            let spent = source.next.filter(|&next| heir.is_some() && is_spent(next));
+            let kept = source.next.filter(|_| spent.is_none());
+            self.bury(spent);
+            let next = kept.or(heir);
             if target.next != next {
                 self.bury(target.next);
             }
             self.set_slot(to.0, to.1, Slot { current: Some(file), next });
-            if let (None, Some(heir)) = (source.next, heir) {
+            if let (None, Some(heir)) = (kept, heir) {
                 self.overtake(heir);
             }
             if is_object {

@@ -74,6 +74,28 @@ fn what_was_closed_before_a_rename_counts_whole_beside_the_version_that_is_begun
 }
 
 #[test]
+fn what_was_closed_before_a_rename_counts_whole_when_the_object_is_renamed_over_what_is_written() {
+    let mut run = start();
+    run.quota(160);
+    run.stored(0, "k0", 60_000);
+    let reader = run.opened(2, "k0", READ);
+    let writer = run.opened(0, "k0", WRITE);
+    run.step(&Op::Flush { handle: Pick(1) });
+    run.stored(1, "k3.tmp", 60_000);
+    run.renamed(1, "k3.tmp", "k0");
+    run.stored(1, "k1", 10_000);
+    let second = run.opened(2, "k1", READ);
+    let other = run.opened(1, "k1", WRITE);
+    run.stored(1, "k2", 60_000);
+    assert!(run.seen(1, "k2"), "what was closed counts in the place of the object");
+    run.renamed(2, "k0", "k1");
+    assert!(!run.seen(1, "k2"), "it does not any more");
+    for token in [writer, other, second, reader] {
+        run.closed(token);
+    }
+}
+
+#[test]
 fn a_closed_temporary_file_counts_in_its_quota_and_goes_first_when_nobody_came_for_it() {
     let mut run = start();
     run.quota(100);
