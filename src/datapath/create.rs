@@ -178,10 +178,7 @@ impl Datapath {
                 let parent = state.slot_of(parent)?;
                 state.directory_id(parent)?;
                 let Some(existing) = state.tree.child(parent, name.as_bytes()) else { return Ok(None) };
-                if options.exclusive {
-                    return Err(Error::Exists);
-                }
-                if state.object(existing).ok_or(Error::IsDirectory)?.is_overtaken() {
+                if state.object(existing).is_some_and(Object::is_overtaken) {
                     // What took its name has gone since, and it got that back: of both nothing is to stand there.
                     let mut doomed = [state.discard_writing(existing)];
                     self.retire_all(&mut doomed);
@@ -189,6 +186,10 @@ impl Datapath {
                     doomed.into_iter().for_each(|doomed| self.bury(doomed));
                     return Ok(None);
                 }
+                if options.exclusive {
+                    return Err(Error::Exists);
+                }
+                state.object(existing).ok_or(Error::IsDirectory)?;
                 let Some(credentials) = &credentials else {
                     drop(state);
                     credentials = Some(Credentials::of(caller));

@@ -220,16 +220,18 @@ fn a_file_that_is_removed_before_its_close_is_told_is_told_before_its_removal() 
 
 #[test]
 fn who_comes_when_what_took_the_name_of_a_closed_file_was_removed_elsewhere_finds_nothing() {
-    let mut member = Member::with_one_told();
-    let (writer, _promise) = member.write(1, TRUNCATE);
-    let second = member.publish(2);
-    member.tell(second);
-    member.withdraw(member.stamp("k"));
-    assert!(!member.is_there());
-    let another = member.logic.open(0, "k", CREATE).expect("create");
-    member.logic.write(0, another, 0, b"new").expect("write");
-    member.logic.close(0, another);
-    member.release(writer);
-    assert_eq!(member.logic.stat(2, "k").expect("it is there").size, 3);
-    member.has_published(3);
+    for exclusive in [false, true] {
+        let mut member = Member::with_one_told();
+        let (writer, _promise) = member.write(1, TRUNCATE);
+        let second = member.publish(2);
+        member.tell(second);
+        member.withdraw(member.stamp("k"));
+        assert!(!member.is_there());
+        let another = member.logic.open(0, "k", Open { exclusive, ..CREATE }).expect("create");
+        member.logic.write(0, another, 0, b"new").expect("write");
+        member.logic.close(0, another);
+        member.release(writer);
+        assert_eq!(member.logic.stat(2, "k").expect("it is there").size, 3);
+        member.has_published(3);
+    }
 }

@@ -16,7 +16,13 @@ impl Model {
             let error = if options.create && options.exclusive { Errno::EEXIST } else { Errno::EISDIR };
             return Err(error);
         }
-        let slot = self.slot(directory, name);
+        let mut slot = self.slot(directory, name);
+        let past = slot.next.filter(|&next| slot.current.is_none() && self.file(next).overtaken);
+        if options.create && past.is_some() {
+            // What took its name is gone: of both nothing is to stand there.
+            self.bury(past);
+            slot = Slot::default();
+        }
         let is_writer = options.write || (slot == Slot::default() && options.create);
         let file = match self.visible(who, slot) {
             None if !options.create => return Err(Errno::ENOENT),
