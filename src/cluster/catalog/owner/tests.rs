@@ -7,7 +7,7 @@ use std::time::Duration;
 use tidefs_engine::types::{ByteCount, Incarnation, MemberId, PeerId};
 
 use super::*;
-use crate::cluster::catalog::wire::{Known, Replicate};
+use crate::cluster::catalog::wire::{Change, Known, Outcome, Replicate};
 use crate::cluster::member::View;
 use crate::cluster::member::testing::member;
 use crate::cluster::object::{FileFacts, Medium};
