@@ -11,13 +11,15 @@ use tidefs_engine::engine::FIRST_FREE_CHANNEL;
 use tidefs_engine::link::Channel;
 use tidefs_engine::types::MemberId;
 
-use crate::cluster::object::{Copy, Facts, ListedName, Medium, Stamp};
+use crate::cluster::object::{Copy, Facts, Medium, Stamp};
 
 #[macro_use]
 mod message;
+mod contents;
 pub mod older;
 mod placing;
 
+pub use contents::{INLINE_MAX, LEND, LIST, LISTED_MAX, Lend, Lending, List, Listed, RELEASE, Release};
 use message::at_most;
 pub use message::{Message, WireError};
 pub use placing::{AGREED, Agreed, DRAIN, Drain, DrainOrder, DrainPhase, DrainReport, KEEP, Keep, Kept};
@@ -32,12 +34,6 @@ pub const REPLICATE: Channel = Channel(FIRST_FREE_CHANNEL.0 + 2);
 pub const REVOKE: Channel = Channel(FIRST_FREE_CHANNEL.0 + 3);
 /// Asks for all that the other owner changed alone: [`Done`], answered by [`Done`] when it was replicated.
 pub const CATCH_UP: Channel = Channel(FIRST_FREE_CHANNEL.0 + 4);
-/// Asks for the bytes of an object: [`Lend`], answered by [`Lending`].
-pub const LEND: Channel = Channel(FIRST_FREE_CHANNEL.0 + 5);
-/// Gives bytes back: [`Release`], not answered.
-pub const RELEASE: Channel = Channel(FIRST_FREE_CHANNEL.0 + 6);
-/// Asks for names of a directory: [`List`], answered by [`Listed`].
-pub const LIST: Channel = Channel(FIRST_FREE_CHANNEL.0 + 7);
 /// The sender leaves: [`Done`], not answered.
 pub const FAREWELL: Channel = Channel(FIRST_FREE_CHANNEL.0 + 8);
 
@@ -49,10 +45,6 @@ pub const OLDEST: u8 = VERSION - 1;
 pub const ITEMS_MAX: usize = 8192;
 /// Bytes of paths after which a message is sent and another one begun.
 pub const MESSAGE_BYTES: usize = 512 << 10;
-/// Longest object that is sent in an answer: the longest that is packed, as those have no region to lend.
-pub const INLINE_MAX: usize = 1 << 20;
-/// Most names in one page of a listing.
-pub const LISTED_MAX: usize = 4096;
 /// Longest path.
 pub const PATH_MAX: usize = 4096;
 
@@ -297,71 +289,6 @@ pub struct Revoke {
     pub items: Vec<Revocation>,
 }
 
-/// Asks for the bytes of an object.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Lend {
-    /// Name.
-    #[serde(with = "serde_bytes")]
-    pub path: Vec<u8>,
-    /// Which version.
-    pub stamp: Stamp,
-    /// How long the reader needs them at most, in milliseconds.
-    pub for_ms: u32,
-}
-
-/// What becomes of a [`Lend`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Lending {
-    /// It is not held here any more.
-    NotHeld,
-    /// The bytes.
-    Inline {
-        /// All of them.
-        #[serde(with = "serde_bytes")]
-        bytes: Vec<u8>,
-        /// Their xxh3.
-        checksum: u64,
-    },
-    /// Where they can be read.
-    Region {
-        /// Names the loan.
-        loan: u64,
-        /// How many.
-        length: u64,
-        /// Their xxh3.
-        checksum: u64,
-        /// The region, as the engine describes it.
-        #[serde(with = "serde_bytes")]
-        region: Vec<u8>,
-    },
-}
-
-/// Gives back what was lent.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Release {
-    /// The loans.
-    pub loans: Vec<u64>,
-}
-
-/// Asks for names of a directory.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct List {
-    /// Its path.
-    #[serde(with = "serde_bytes")]
-    pub directory: Vec<u8>,
-    /// Cookies beyond this one.
-    pub after: u64,
-    /// How many at most.
-    pub max: u32,
-}
-
-/// Names of a directory, in the order of cookies.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Listed {
-    /// The names.
-    pub names: Vec<ListedName>,
-}
-
 /// It is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {}
@@ -412,14 +339,6 @@ messages! {
             _ => Ok(()),
         }))
         .and_then(|()| paths("Revoke", revoke.items.iter().filter_map(Revocation::path)));
-    Lend(lend): paths("Lend", std::iter::once(lend.path.as_slice()));
-    Lending(lending): match lending {
-        Lending::Inline { bytes, .. } => at_most("Lending", "bytes", bytes.len(), INLINE_MAX),
-        _ => Ok(()),
-    };
-    Release(release): at_most("Release", "loans", release.loans.len(), ITEMS_MAX);
-    List(list): paths("List", std::iter::once(list.directory.as_slice()));
-    Listed(listed): at_most("Listed", "names", listed.names.len(), LISTED_MAX);
     Done(_done): Ok(());
 }
 

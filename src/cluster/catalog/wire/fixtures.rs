@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use tidefs_engine::types::{ByteCount, MemberId};
 
 use super::*;
-use crate::cluster::object::FileFacts;
+use crate::cluster::object::{FileFacts, ListedName};
 
 /// Asserts that these bytes are the message as that version has it.
 type Read = Box<dyn Fn(u8, &[u8])>;
@@ -259,7 +259,7 @@ fn assert_all<E: Serialize + DeserializeOwned>(values: &[E]) {
 #[test]
 fn every_kind_of_message_and_every_variant_in_it_is_recorded() {
     let kinds: BTreeSet<&str> = cases().iter().map(|case| case.kind).collect();
-    let all: BTreeSet<&str> = [KINDS, placing::KINDS].concat().into_iter().collect();
+    let all: BTreeSet<&str> = [KINDS, contents::KINDS, placing::KINDS].concat().into_iter().collect();
     assert_eq!(kinds, all);
     assert_all(&answers());
     assert_all(&[changes(), vec![late_removal()]].concat());
