@@ -1,48 +1,21 @@
-//! Changes of the catalog: sent to who decides, put in order there, and answered when everyone who had to know does.
+//! Changes of the catalog: sent to whoever decides about their key, where they are put in order ([`super::deciding`]).
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tidefs_engine::engine::Answer;
-use tidefs_engine::types::{MemberId, PeerId};
-use tokio::sync::{oneshot, watch};
+use tidefs_engine::types::MemberId;
+use tokio::sync::oneshot;
 use tokio::time::timeout_at;
 
 use super::batcher::{Haste, Item};
-use super::catalog::wire::{CHANGE, Change, Changes, Message, Outcome, Results, Revocation};
+use super::catalog::wire::{CHANGE, Change, Changes, Message, Outcome, Results};
 use super::core::Core;
 use super::error::ClusterError;
 use super::object::Medium;
-use super::peers::Dirty;
 use super::shards::KeyId;
 
-/// Changes that are put in order under one hold of the lock.
-const SLICE: usize = 128;
 /// Pause before who decides is asked again.
 const AGAIN: Duration = Duration::from_millis(20);
-
-/// What a change waits for before it is settled.
-#[derive(Debug)]
-pub(super) enum Wait {
-    /// A member's answer; that the channel ends without one means that the member is owed it.
-    Told(oneshot::Receiver<()>),
-    /// That others have forgotten what was answered before this member answered.
-    Takeover(watch::Receiver<bool>),
-    /// That everyone who has to hear of a change, and of those of its key before it, has.
-    Settled(watch::Receiver<bool>),
-}
-
-impl Wait {
-    async fn over(self) {
-        match self {
-            Self::Told(receiver) => drop(receiver.await),
-            Self::Takeover(mut receiver) | Self::Settled(mut receiver) => {
-                drop(receiver.wait_for(|is_over| *is_over).await);
-            }
-        }
-    }
-}
 
 /// A change on its way to who decides.
 #[derive(Debug)]
@@ -58,41 +31,8 @@ impl Item for Sent {
     }
 }
 
-/// For each key the last change that somebody is still being told of.
-#[derive(Debug, Default)]
-pub(super) struct Unsettled(HashMap<KeyId, watch::Receiver<bool>>);
-
-/// Says, when it is dropped, that everyone who had to hear of a change has, or is owed it.
-struct Settling {
-    core: Arc<Core>,
-    key: KeyId,
-    over: watch::Sender<bool>,
-}
-
-impl Drop for Settling {
-    fn drop(&mut self) {
-        self.over.send_replace(true);
-        let mut unsettled = self.core.unsettled.lock();
-        if unsettled.0.get(&self.key).is_some_and(|last| last.same_channel(&self.over.subscribe())) {
-            unsettled.0.remove(&self.key);
-        }
-    }
-}
-
-/// A change that was put in order.
-pub(super) struct Applied {
-    outcome: Outcome,
-    /// Of a note only that the other owner knows.
-    waits: Vec<Wait>,
-}
-
-/// Whether it changes what everyone finds, and does not only say what is held.
-fn is_decided(change: &Change) -> bool {
-    matches!(change, Change::Publish { .. } | Change::Remove { .. } | Change::RemoveThrough { .. })
-}
-
 /// Whether nobody waits for what becomes of it.
-fn is_note(change: &Change) -> bool {
+pub(super) fn is_note(change: &Change) -> bool {
     matches!(change, Change::Hold { .. } | Change::LetGo { .. })
 }
 
@@ -109,115 +49,6 @@ fn late(change: Change, contact_age_ms: u64) -> Change {
 }
 
 impl Core {
-    /// Waits until all is settled, but not beyond `deadline`.
-    pub(super) async fn settle(waits: Vec<Wait>, deadline: Instant) -> bool {
-        for wait in waits {
-            if timeout_at(deadline.into(), wait.over()).await.is_err() {
-                return false;
-            }
-        }
-        true
-    }
-
-    /// Puts changes in order, as far as this member decides, and begins to tell who has to know.
-    pub(super) fn apply(self: &Arc<Self>, from: PeerId, changes: &[Change]) -> Vec<Applied> {
-        let now = self.now();
-        let mut applied = Vec::with_capacity(changes.len());
-        for changes in changes.chunks(SLICE) {
-            let mut owner = self.owner.lock();
-            let decides = !self.has_yet_to_hear_of(from);
-            for change in changes {
-                if is_decided(change) && !decides {
-                    applied.push(Applied { outcome: Outcome::Moved, waits: Vec::new() });
-                    continue;
-                }
-                let effects = if from == self.me && matches!(change, Change::Publish { .. }) {
-                    // Numbered in the order in which they are decided.
-                    let mut change = change.clone();
-                    self.publishing.lock().give_number(&mut change);
-                    owner.change(from, &change, now)
-                } else {
-                    owner.change(from, change, now)
-                };
-                let (key, is_note) = (change.path().map(KeyId::of), is_note(change));
-                let told = key.and_then(|key| self.tell_in_order(key, effects.tell));
-                // Of a note all hear, too, and who changes its key later waits for that; whoever noted it does not.
-                let mut waits: Vec<Wait> = told.filter(|_| !is_note).into_iter().collect();
-                if let Some((other, key, gone)) = effects.replicate {
-                    // What others say has been gathered by them.
-                    let haste = if from == self.me && is_note { Haste::Soon } else { Haste::Now };
-                    // Whoever noted it says so again if this member is lost before the other owner knows.
-                    waits.extend(self.replicate(other, Dirty { key, gone }, haste).map(Wait::Told));
-                }
-                if effects.outcome == Outcome::Moved {
-                    self.counters.moved.increment();
-                } else if let Some(key) = key.filter(|_| !is_note) {
-                    let takeovers = self.takeovers.lock();
-                    let over = takeovers.iter().filter(|takeover| takeover.shards.contains(&key.shard()));
-                    waits.extend(over.map(|takeover| Wait::Takeover(takeover.is_over.clone())));
-                }
-                self.counters.conflicts.add(u64::from(effects.is_conflict));
-                self.counters.collapsed.add(u64::from(effects.is_collapsed));
-                applied.push(Applied { outcome: effects.outcome, waits });
-            }
-            self.drop_watches(&mut owner);
-        }
-        applied
-    }
-
-    /// Tells members of a change of a key, after those before it: who was told of an earlier one is not told again, so what is
-    /// returned is over when both are. That does not depend on who waits for it. Called while the owner is held, which orders
-    /// the changes. `None` when nobody has to hear of anything.
-    pub(super) fn tell_in_order(
-        self: &Arc<Self>,
-        key: KeyId,
-        tell: Vec<(MemberId, Revocation)>,
-    ) -> Option<Wait> {
-        let told = tell.into_iter().filter_map(|(member, revocation)| self.tell(member, revocation));
-        let mut waits: Vec<Wait> = told.map(Wait::Told).collect();
-        let mut unsettled = self.unsettled.lock();
-        waits.extend(unsettled.0.get(&key).cloned().map(Wait::Settled));
-        if waits.is_empty() {
-            return None;
-        }
-        let (over, receiver) = watch::channel(false);
-        unsettled.0.insert(key, receiver.clone());
-        drop(unsettled);
-        let settling = Settling { core: Arc::clone(self), key, over };
-        self.spawn(async move {
-            // Each of them ends: a member answers, or is lost, or is owed it.
-            for wait in waits {
-                wait.over().await;
-            }
-            drop(settling);
-        });
-        Some(Wait::Settled(receiver))
-    }
-
-    async fn outcomes(applied: Vec<Applied>, deadline: Instant) -> Vec<Outcome> {
-        let mut outcomes = Vec::with_capacity(applied.len());
-        for Applied { outcome, waits } in applied {
-            let is_settled = Self::settle(waits, deadline).await;
-            outcomes.push(match outcome {
-                Outcome::Done { stamp } if !is_settled => Outcome::Late { stamp },
-                outcome => outcome,
-            });
-        }
-        outcomes
-    }
-
-    pub(super) fn answer_changes(self: &Arc<Self>, from: PeerId, changes: &Changes) -> Answer {
-        let applied = self.apply(from, &changes.changes);
-        // A part of the time is for the way back.
-        let wait = Duration::from_millis(u64::from(changes.wait_ms)) * 9 / 10;
-        let deadline = self.within(wait.min(self.config.timings.background));
-        let core = Arc::clone(self);
-        Answer::Later(Box::pin(async move {
-            let outcomes = Self::outcomes(applied, deadline).await;
-            Ok(Results { view: core.seen().view.number, outcomes }.encode())
-        }))
-    }
-
     /// Sends changes to a member; nothing when it does not answer.
     pub(super) async fn send_changes(
         self: Arc<Self>,
@@ -287,13 +118,6 @@ impl Core {
             self.counters.queue_overflows.increment();
         }
         receiver
-    }
-
-    /// Applies a change here.
-    async fn change_here(self: &Arc<Self>, change: Change, deadline: Instant) -> Outcome {
-        let applied = self.apply(self.me, &[change]);
-        let outcomes = Self::outcomes(applied, deadline).await;
-        outcomes.first().copied().unwrap_or(Outcome::Moved)
     }
 
     /// Has one member do a change.

@@ -27,9 +27,9 @@ use super::catalog::wire::{
     AGREED, Agreed, CATCH_UP, CHANGE, Changes, DRAIN, Done, Drain, FAREWELL, FIND, Find, KEEP, Keep, LEND,
     LIST, Lend, List, Message, RELEASE, REPLICATE, REVOKE, Release, Replicate, Revoke, VERSION, WireError,
 };
-use super::changing::Unsettled;
 use super::coordinator::Coordinator;
 use super::copying::Copying;
+use super::deciding::Unsettled;
 use super::draining::Draining;
 use super::giving_back::GivingBack;
 use super::gone::AllGone;

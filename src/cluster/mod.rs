@@ -15,6 +15,7 @@ mod changing;
 pub mod coordinator;
 mod copying;
 mod core;
+mod deciding;
 mod drain_file;
 mod draining;
 mod error;

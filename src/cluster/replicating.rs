@@ -10,8 +10,8 @@ use tokio::sync::oneshot;
 
 use super::batcher::Haste;
 use super::catalog::wire::{CATCH_UP, Done, Known, Message, REPLICATE, Replicate};
-use super::changing::Wait;
 use super::core::Core;
+use super::deciding::Wait;
 use super::object::Stamp;
 use super::peers::Dirty;
 use super::shards::{KeyId, Shard};
