@@ -35,6 +35,7 @@ mod peers;
 mod probing;
 mod publishing;
 mod pulling;
+mod ranking;
 mod removals_file;
 mod removing;
 pub mod rendezvous;
