@@ -22,6 +22,7 @@ mod error;
 mod fetching;
 mod giving_back;
 mod gone;
+mod joining;
 mod leaving;
 mod lending;
 mod letting_go;

@@ -4,37 +4,34 @@
 //! from anywhere, and dropping their future gives up the answer, not the work. [`Cluster::find`] may, too, but works in its
 //! caller; [`Cluster::settle`] only waits. Threads of their own use [`Cluster::wait`].
 //!
-//! What a caller remembers of an answer must not outlive a revocation that overtakes it: it notes what [`Holder::appeared`],
-//! [`Holder::withdraw`] and [`Holder::forget_answers`] say while a question is under way, and forgets the answer then.
+//! What a caller remembers of an answer must not outlive a revocation that overtakes it: it notes what [`appeared`],
+//! [`withdraw`] and [`forget_answers`] say while a question is under way, and forgets the answer then.
+//!
+//! [`appeared`]: super::Holder::appeared
+//! [`withdraw`]: super::Holder::withdraw
+//! [`forget_answers`]: super::Holder::forget_answers
 
 use std::future::{Future, poll_fn};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tidefs_engine::engine::{Engine, EngineConfig, Messages, PeerDescriptor, open_transports};
-use tidefs_engine::link::LinkConfig;
-use tidefs_engine::types::{ByteCount, MemberId, PeerId};
-use tokio::runtime::Handle;
+use tidefs_engine::engine::Engine;
+use tidefs_engine::types::{ByteCount, MemberId};
 
 use super::agreeing::Unapplied;
 use super::batcher::Haste;
-use super::carrier::{Carrier, Ear};
 use super::catalog::wire::{Change, DrainOrder, DrainReport};
-use super::coordinator::{Coordinator, CoordinatorError, NamespaceChange, Reachability};
+use super::coordinator::{NamespaceChange, Reachability};
 use super::copying::Wish;
-use super::core::{Core, Ingredients};
+use super::core::Core;
 use super::error::ClusterError;
 use super::fetching::Fetch;
-use super::member::Member;
-use super::object::{Copy, Facts, Found, Holder, Listing, Medium, Stamp};
+use super::object::{Copy, Facts, Found, Listing, Medium, Stamp};
 use super::publishing::PublishGuard;
-use super::settings::ClusterConfig;
 use super::status::{ClusterStatus, Counters};
 
 /// How often a member looks whether it is announced.
 const SETTLE_PAUSE: Duration = Duration::from_millis(2);
-/// How long who was not let in waits for a coordinator that answers to hear that it is not to be let in any more.
-const TAKEN_BACK_WITHIN: Duration = Duration::from_millis(500);
 
 /// This daemon as a member. Cheap to clone; all clones are one member.
 #[derive(Clone, Debug)]
@@ -65,96 +62,6 @@ pub struct Wanted {
 }
 
 impl Cluster {
-    /// Opens a start of this member, starts its engine, registers it, and follows the views from then on.
-    ///
-    /// `holder` is asked for what this member holds; when it is gone nothing is.
-    ///
-    /// # Errors
-    /// [`ClusterError::Coordinator`] when it does not let this member in within [`super::settings::Timings::start`];
-    /// [`ClusterError::Engine`] when the engine does not start.
-    pub async fn start(
-        config: ClusterConfig,
-        runtime: Handle,
-        coordinator: Arc<dyn Coordinator>,
-        holder: Weak<dyn Holder>,
-    ) -> Result<Self, ClusterError> {
-        let deadline = Instant::now() + config.timings.start;
-        let start = coordinator.begin(config.member, deadline).await?;
-        let me = PeerId { member: config.member, incarnation: start.incarnation };
-        let link = LinkConfig {
-            listen: config.listen.clone(),
-            advertise: config.advertise.clone(),
-            cluster: start.cluster.to_string(),
-            key: config.key.clone(),
-            tls: config.tls.clone(),
-            silence_max: config.timings.silence,
-            // Readers of many objects at once, and changes that wait for others.
-            calls_max: 8192,
-            answers_max: 4096,
-            ..LinkConfig::default()
-        };
-        let ear = Arc::new(Ear::default());
-        let messages = Arc::clone(&ear) as Arc<dyn Messages>;
-        let engine_config = EngineConfig { link, ..EngineConfig::new(me) };
-        let (choice, options) = (&config.transports, &config.transport_options);
-        let engine = Engine::start(runtime.clone(), engine_config, messages, |parts| {
-            open_transports(choice, options, parts)
-        })?;
-        let descriptor = engine.descriptor();
-        let carrier: Arc<dyn Carrier> = Arc::new(engine.clone());
-        let engine = Some(engine);
-        let cluster = start.cluster;
-        let ingredients = Ingredients { me, cluster, config, runtime, coordinator, holder, carrier, engine };
-        let core = Core::new(ingredients);
-        // Set once, here.
-        let _ = ear.0.set(Arc::downgrade(&core));
-        Self::join(core, descriptor, deadline).await
-    }
-
-    /// Registers a member that is reached as `descriptor` says, and sets it going.
-    pub(super) async fn join(
-        core: Arc<Core>,
-        descriptor: PeerDescriptor,
-        deadline: Instant,
-    ) -> Result<Self, ClusterError> {
-        let member = Member {
-            id: core.me.member,
-            incarnation: core.me.incarnation,
-            name: core.config.name.clone(),
-            engine: descriptor,
-            labels: core.config.labels.clone(),
-            capacity: core.config.capacity,
-            protocol: core.config.protocol,
-            since: 0,
-        };
-        let member = core.registration.get_or_init(|| member).clone();
-        core.recall_removals();
-        if let Err(error) = core.coordinator.register(member, deadline).await {
-            // Of a later start nothing is to be taken back, and that there is one is why this one does not take part.
-            if !matches!(error, CoordinatorError::Superseded { .. }) {
-                take_back_registration(&core).await;
-            }
-            core.close().await;
-            return Err(error.into());
-        }
-        let mut views = core.coordinator.views();
-        let is_me = |view: &super::member::View| {
-            view.member(core.me.member).is_some_and(|member| member.engine.id == core.me)
-        };
-        if let Ok(Ok(view)) = tokio::time::timeout_at(deadline.into(), views.wait_for(is_me)).await {
-            core.adopt_view(view.clone());
-        }
-        core.forget_kept_removals();
-        core.resume_drain();
-        core.spawn(Arc::clone(&core).follow_agreements());
-        core.spawn(Arc::clone(&core).follow_views());
-        core.spawn(Arc::clone(&core).announce_for_ever());
-        core.spawn(Arc::clone(&core).tick_for_ever());
-        core.spawn(Arc::clone(&core).copy_for_ever());
-        core.spawn(Arc::clone(&core).repair_for_ever());
-        Ok(Self { core })
-    }
-
     /// Runs `work` in a task of the runtime, so that it may be awaited from anywhere and goes on when it is not.
     async fn run<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Option<T> {
         self.core.runtime.spawn(work).await.ok()
@@ -163,7 +70,7 @@ impl Cluster {
     /// Waits on a thread that is not the runtime's.
     ///
     /// # Panics
-    /// On a thread of a runtime, as [`Handle::block_on`].
+    /// On a thread of a runtime, as [`Handle::block_on`](tokio::runtime::Handle::block_on).
     pub fn wait<F: Future>(&self, future: F) -> F::Output {
         self.core.runtime.block_on(future)
     }
@@ -428,15 +335,5 @@ impl Cluster {
     pub async fn close(&self) {
         let core = Arc::clone(&self.core);
         self.run(async move { core.close().await }).await;
-    }
-}
-
-/// Has the coordinator not register a start that it was asked in vain to let in: one that is away would do so as soon as it
-/// is back, when nobody is there any more.
-async fn take_back_registration(core: &Core) {
-    let is_reached = matches!(core.coordinator.reachability(), Reachability::Reached);
-    let patience = if is_reached { TAKEN_BACK_WITHIN } else { Duration::ZERO };
-    if let Err(error) = core.coordinator.leave(core.within(patience)).await {
-        tracing::debug!(%error, "a start that was not let in is taken back when the coordinator answers");
     }
 }
