@@ -1,5 +1,7 @@
 //! What the cache keeps of each directory: its policy, what is stored below it, and how large its objects are.
 
+mod policies;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -11,8 +13,7 @@ use super::guess::{Expected, SizeGuess};
 use super::room::footprint;
 use super::{Error, Object, Phase, State};
 use crate::namespace::{Name, Slot, Tree};
-use crate::tier::eviction::RetentionClass;
-use crate::tier::memory::{Pin, PolicyRecord};
+use crate::tier::memory::PolicyRecord;
 
 /// Levels of directories below the root at most. A path of 4096 bytes, the longest that the kernel takes, names fewer; and
 /// what is done under the lock for each level stays below some tens of microseconds.
@@ -89,30 +90,6 @@ pub(super) struct QuotaInTheWay {
     pub(super) limited: Slot,
     /// The quota.
     pub(super) quota: ByteCount,
-}
-
-/// What is in force for an object after inheritance.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct EffectivePolicy {
-    pub(super) record: PolicyRecord,
-}
-
-impl EffectivePolicy {
-    /// The class in which an object is ranked for eviction.
-    pub(super) fn class(&self) -> RetentionClass {
-        if matches!(self.record.pin, Some(Pin::Soft { .. })) {
-            return RetentionClass::SOFT_PIN;
-        }
-        let priority = i16::from(self.record.priority.unwrap_or(0)).clamp(-100, 100);
-        RetentionClass(
-            u8::try_from(i16::from(RetentionClass::NORMAL.0) + priority).unwrap_or(RetentionClass::NORMAL.0),
-        )
-    }
-
-    /// Whether the object is never evicted.
-    pub(super) fn is_hard_pinned(&self) -> bool {
-        matches!(self.record.pin, Some(Pin::Hard))
-    }
 }
 
 impl Folders {
@@ -261,90 +238,6 @@ pub(super) enum Change {
 }
 
 impl State {
-    /// The policy in force for the node in `slot`: its own settings, else those of the nearest directory above.
-    pub(super) fn effective_policy(&self, slot: Slot) -> EffectivePolicy {
-        let own = self.object(slot).map(Object::policy).unwrap_or_default();
-        let inherited = self.tree.ancestors(slot).filter_map(|ancestor| self.folders.get(ancestor));
-        let record = inherited.fold(own, |mut nearer, folder| {
-            let farther = &folder.policy;
-            nearer.quota = nearer.quota.or(farther.quota);
-            nearer.floor = nearer.floor.or(farther.floor);
-            nearer.ttl_s = nearer.ttl_s.or(farther.ttl_s);
-            nearer.pin = nearer.pin.or(farther.pin);
-            nearer.priority = nearer.priority.or(farther.priority);
-            nearer.scratch = nearer.scratch.or(farther.scratch);
-            nearer.durable = nearer.durable.or(farther.durable);
-            nearer.replicas = nearer.replicas.or(farther.replicas);
-            let rate = &mut nearer.recompute_bytes_per_second;
-            *rate = rate.or(farther.recompute_bytes_per_second);
-            if nearer.eviction.is_none() {
-                nearer.eviction.clone_from(&farther.eviction);
-            }
-            nearer
-        });
-        let mut policy = EffectivePolicy { record };
-        if self.unpinned.contains(&slot) && matches!(policy.record.pin, Some(Pin::Soft { .. })) {
-            policy.record.pin = None;
-        }
-        policy
-    }
-
-    /// Whether files that are made in `directory` are slot files: as [`State::effective_policy`] has it, which is more work.
-    pub(super) fn makes_slot_files(&self, directory: Slot) -> bool {
-        let own = |ancestor| self.folders.get(ancestor)?.policy.scratch;
-        !self.folders.slot_directories.is_empty()
-            && self.tree.ancestors(directory).find_map(own) == Some(true)
-    }
-
-    /// When the soft pin in force on a sealed object ends: its time counts from the object's seal, or from when the pin was
-    /// set on the object itself.
-    pub(super) fn pin_end_ns(&self, slot: Slot) -> Option<i64> {
-        let Some(Pin::Soft { ttl_s: Some(ttl_s) }) = self.effective_policy(slot).record.pin else {
-            return None;
-        };
-        let ttl_ns = i64::try_from(ttl_s).unwrap_or(i64::MAX).saturating_mul(1_000_000_000);
-        let object = self.object(slot).filter(|object| object.phase == Phase::Sealed)?;
-        let set_at_ns = object.open.as_ref().and_then(|open| open.policy.pinned_at_ns);
-        let since_ns = object.sealed_at_ns.max(set_at_ns.unwrap_or(i64::MIN));
-        Some(since_ns.saturating_add(ttl_ns))
-    }
-
-    /// Notes when the soft pin of an object ends, after its policy or the object is new.
-    pub(super) fn watch_pin(&mut self, slot: Slot) {
-        self.forget_pin(slot);
-        if let Some(end_ns) = self.pin_end_ns(slot) {
-            self.pin_ends.insert((end_ns, slot));
-            self.pin_end_of.insert(slot, end_ns);
-        }
-    }
-
-    /// The object in `slot` is no more, or its pin another.
-    pub(super) fn forget_pin(&mut self, slot: Slot) {
-        self.unpinned.remove(&slot);
-        if let Some(end_ns) = self.pin_end_of.remove(&slot) {
-            self.pin_ends.remove(&(end_ns, slot));
-        }
-    }
-
-    /// Ends up to `limit` soft pins whose time is over. Returns whether there were any.
-    pub(super) fn end_pins(&mut self, now_ns: i64, limit: usize) -> bool {
-        let mut count = 0;
-        while count < limit
-            && let Some(&(end_ns, slot)) = self.pin_ends.first()
-            && end_ns <= now_ns
-        {
-            count += 1;
-            self.pin_ends.pop_first();
-            self.pin_end_of.remove(&slot);
-            // The slot may hold another object by now, or its pin another time.
-            if self.pin_end_ns(slot).is_some_and(|end_ns| end_ns <= now_ns) {
-                self.unpinned.insert(slot);
-                self.refresh_rank(slot);
-            }
-        }
-        count > 0
-    }
-
     /// The nearest directory at or above `directory` whose quota `more` bytes would pass. Directories at and above
     /// `counted_in` count the bytes already.
     pub(super) fn quota_in_the_way(
