@@ -1,7 +1,7 @@
 //! A cache whose tier counts its bytes itself: what is changed through the datapath.
 
-use super::super::testing::{caller, unprivileged};
 use super::*;
+use crate::datapath::testing::{caller, unprivileged};
 
 #[test]
 fn what_cutting_punching_and_unlinking_free_is_free_where_the_tier_counts_for_itself() {
