@@ -254,7 +254,7 @@ impl Datapath {
         buffer: &mut [u8],
     ) -> Result<Option<usize>, Error> {
         let mut state = self.lock();
-        let mut walk = super::locate::Walk::new(&state, session.credentials(), scope);
+        let mut walk = super::walk::Walk::new(&state, session.credentials(), scope);
         let (within, leaf) = walk.split(&state, request.name);
         let slot = within.ok().and_then(|within| state.tree.child(within.slot, leaf));
         let Some(slot) = slot else { return Ok(None) };

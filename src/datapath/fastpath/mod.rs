@@ -27,6 +27,7 @@ mod ready;
 mod segments;
 mod session;
 mod store;
+mod walk;
 
 use parking_lot::Mutex;
 use tidefs_engine::types::{ByteCount, SegmentId, Version};

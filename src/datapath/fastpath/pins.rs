@@ -1,6 +1,6 @@
 //! Pins that clients set on many objects with one request: the same as the attribute `user.tidefs.pin`.
 
-use super::locate::Walk;
+use super::walk::Walk;
 use super::{Located, Session};
 use crate::datapath::Datapath;
 use crate::datapath::rights::Right;

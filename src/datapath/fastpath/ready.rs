@@ -14,7 +14,7 @@ use hashbrown::HashMap;
 use tidefs_engine::types::{ByteCount, FileOffset, KeyHash, SegmentId, Version};
 
 use super::batch::Batch;
-use super::locate::Walk;
+use super::walk::Walk;
 use super::{Located, Session};
 use crate::datapath::rights::{Credentials, Right};
 use crate::datapath::{Datapath, Phase, Place, State, key_hash};

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use tidefs_engine::types::{ByteCount, FileOffset, SegmentId, Version};
 
-use super::locate::Walk;
 use super::pool::Shape;
 use super::segments::{Shared, Use};
 use super::session::{Begun, CREATES_MAX};
+use super::walk::Walk;
 use super::{LOCKED_AT_ONCE, Located, Session};
 use crate::datapath::afterwards::Afterwards;
 use crate::datapath::room::{Waits, footprint};
