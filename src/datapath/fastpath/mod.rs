@@ -23,7 +23,7 @@ mod locate;
 mod pins;
 mod pool;
 mod ready;
-
+mod sealing;
 mod segments;
 mod session;
 mod store;
@@ -37,9 +37,10 @@ use super::Error;
 pub use self::area::{AREA_MAX, GetRequest};
 pub use self::locate::Run;
 pub use self::ready::{FollowRequest, Followed, ReadyRequest};
+pub use self::sealing::SealRequest;
 pub use self::segments::RetiredSegments;
 pub use self::session::{CREATES_MAX, REFERENCES_MAX, Session};
-pub use self::store::{BeginRequest, SealRequest};
+pub use self::store::BeginRequest;
 
 use self::absences::Absences;
 use self::pool::Pool;
