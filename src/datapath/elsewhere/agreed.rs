@@ -13,22 +13,20 @@
 //!
 //! Limits: [`UNAGREED_MAX`] namespaces that were made meanwhile; further ones are agreed on when something of them is changed.
 
+mod adopting;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 use tidefs_control_api::KeyPath;
 
-use super::super::policy_text::{SETTABLE, apply, check, written};
-use super::super::regroup::Changes;
+use super::super::policy_text::{SETTABLE, check, written};
 use super::super::xattrs::PREFIX;
 use super::super::{AttributeChange, Caller, Datapath, Error, Presence, Stat, State};
 use super::ClusterSide;
-use crate::cluster::coordinator::{Access, NamespaceChange, NamespaceRecord, Namespaces, name_of, path_of};
-use crate::cluster::shards::KeyId;
-use crate::cluster::{ClusterError, DirectoryFacts, Stamp, Unapplied};
-use crate::namespace::{Attributes, Ino, Name, Slot, permissions};
-use crate::tier::memory::PolicyRecord;
+use crate::cluster::coordinator::{Access, NamespaceChange, NamespaceRecord, Namespaces, name_of};
+use crate::cluster::{ClusterError, DirectoryFacts, Unapplied};
+use crate::namespace::{Ino, Slot, permissions};
 
 /// Namespaces that wait to be agreed on, at most.
 const UNAGREED_MAX: usize = 4096;
@@ -47,44 +45,7 @@ pub(super) struct Agreed {
     is_agreeing: bool,
 }
 
-/// What else a directory's new policy asks for.
-#[derive(Debug, Default)]
-struct Aftermath {
-    /// The kernel knows its attributes.
-    known: Option<Ino>,
-    /// What is to be gone through below it.
-    changes: Changes,
-    /// It has a quota now, or another one.
-    has_quota: bool,
-    /// Another number of copies is wanted.
-    wants_copies: bool,
-}
-
-/// The policy that a record says. What this build does not know is left out, with a warning.
-fn policy_of(name: &str, record: &NamespaceRecord) -> PolicyRecord {
-    let mut policy = PolicyRecord::default();
-    for (attribute, value) in &record.policy {
-        let applied = attribute.strip_prefix(PREFIX).map(|key| apply(&mut policy, key, Some(value)));
-        if !matches!(applied, Some(Ok(_))) {
-            tracing::warn!(
-                directory = name,
-                attribute,
-                value,
-                "a policy that the cluster agreed on is not known here"
-            );
-        }
-    }
-    policy
-}
-
 impl State {
-    /// What is agreed on about the directory in `slot`.
-    fn agreed_record(&self, slot: Slot) -> Option<NamespaceRecord> {
-        let records = &self.elsewhere.agreed.namespaces.records;
-        // Most clusters agree on a few; a directory is entered seldom.
-        if records.is_empty() { None } else { records.get(&name_of(&self.tree.path(slot))).cloned() }
-    }
-
     /// What this host takes for agreed on about the directory in `slot`, where nothing is.
     fn own_record(&self, slot: Slot) -> NamespaceRecord {
         let attributes = self.tree.node(slot).attributes;
@@ -236,137 +197,6 @@ impl Datapath {
         let directory = KeyPath::from_bytes(&path);
         tracing::warn!(%directory, reason = NOT_JOINED, "a directory is not removed: others may hold something in it");
         Err(Error::Unanswered)
-    }
-
-    /// Goes by `namespaces` from now on. Writes records of directories, and frees what a smaller quota leaves no room for.
-    pub(super) fn adopt_agreement(&self, namespaces: &Namespaces) {
-        let before = {
-            let mut state = self.lock();
-            std::mem::replace(&mut state.elsewhere.agreed.namespaces, Arc::clone(namespaces))
-        };
-        for (name, record) in &namespaces.records {
-            if before.records.get(name) != Some(record) {
-                self.adopt_record(name, record);
-            }
-        }
-        for name in before.records.keys().filter(|name| !namespaces.records.contains_key(*name)) {
-            let path = path_of(name);
-            let is_namespace = !path.is_empty() && !path.contains(&b'/');
-            let directory = {
-                let mut state = self.lock();
-                let slot = state.tree.by_path(&path).filter(|&slot| state.tree.directory(slot).is_some());
-                // It goes whether or not the catalog has heard of it.
-                slot.map(|slot| state.clear_untold(slot))
-            };
-            if is_namespace && directory.is_some() {
-                self.withdraw_for_peer(&path, Stamp::default());
-            }
-        }
-    }
-
-    fn adopt_record(&self, name: &str, record: &NamespaceRecord) {
-        let path = path_of(name);
-        let adopted = self.with_room(|| {
-            let mut state = self.lock();
-            let slot = match state.tree.by_path(&path) {
-                Some(slot) => slot,
-                None if path.contains(&b'/') => return Ok(None),
-                None => self.enter_namespace(&mut state, &path, record)?,
-            };
-            if state.tree.directory(slot).is_none() {
-                return Ok(None);
-            }
-            self.apply_record(&mut state, slot, name, record).map(|aftermath| Some((slot, aftermath)))
-        });
-        match adopted {
-            Ok(Some((slot, aftermath))) => self.attend(slot, &aftermath),
-            Ok(None) => {}
-            Err(error) => {
-                self.telemetry.agreements_late.increment();
-                tracing::warn!(directory = name, %error, "what the cluster agreed on about a directory does not hold here");
-            }
-        }
-    }
-
-    /// A namespace that another member made.
-    fn enter_namespace(
-        &self,
-        state: &mut State,
-        path: &[u8],
-        record: &NamespaceRecord,
-    ) -> Result<Slot, Error> {
-        let access = record.access.unwrap_or(Access { mode: 0o755, uid: 0, gid: 0 });
-        let attributes = Attributes::new(access.mode, access.uid, access.gid, self.now_ns());
-        let slot = self.enter_directory(state, Slot::ROOT, Name::new(path)?, attributes)?;
-        state.elsewhere.change(KeyId::of(path));
-        state.hold_directory(slot);
-        Ok(slot)
-    }
-
-    /// What is agreed on about a directory that was just entered holds for it.
-    pub(in crate::datapath) fn adopt_for_new(&self, state: &mut State, slot: Slot) {
-        let Some(record) = state.agreed_record(slot) else { return };
-        let name = name_of(&state.tree.path(slot));
-        // It is new, so there is nothing in it that a quota would drive out, and the kernel does not know it.
-        let applied = self.apply_record(state, slot, &name, &record);
-        let applied = applied.map(|aftermath| state.regroup_at_once(slot, aftermath.changes));
-        if let Err(error) = applied {
-            tracing::warn!(directory = name, %error, "what the cluster agreed on about a directory does not hold here");
-        }
-    }
-
-    fn apply_record(
-        &self,
-        state: &mut State,
-        slot: Slot,
-        name: &str,
-        record: &NamespaceRecord,
-    ) -> Result<Aftermath, Error> {
-        let (after, before) = (policy_of(name, record), state.folder(slot)?.policy.clone());
-        let now_ns = self.now_ns();
-        let attributes = &mut state.tree.node_mut(slot).attributes;
-        let old = *attributes;
-        if let Some(Access { mode, uid, gid }) = record.access {
-            (attributes.mode, attributes.uid, attributes.gid) = (permissions(mode), uid, gid);
-        }
-        if *attributes == old && after == before {
-            return Ok(Aftermath::default());
-        }
-        attributes.ctime_ns = now_ns;
-        let aftermath = Aftermath {
-            known: (state.tree.node(slot).lookups > 0).then(|| state.tree.ino(slot)),
-            changes: Changes::between(&before, &after),
-            has_quota: after.quota.is_some() && after.quota != before.quota,
-            wants_copies: after.replicas != before.replicas,
-        };
-        // It is in force whether or not its record can be written: who is denied something must not see it.
-        state.set_policy(slot, after);
-        state.tell_clients(slot);
-        if let Err(error) = self.persist_directory(state, slot) {
-            tracing::warn!(directory = name, %error, "a restart learns what was agreed on about a directory from the cluster alone");
-        }
-        Ok(aftermath)
-    }
-
-    /// Does what takes time after a directory changed.
-    fn attend(&self, slot: Slot, aftermath: &Aftermath) {
-        let walk = {
-            let mut state = self.lock();
-            let is_there = aftermath.changes.is_any() && state.tree.directory(slot).is_some();
-            is_there.then(|| state.begin_walk(slot, aftermath.changes))
-        };
-        walk.into_iter().for_each(|walk| self.regroup(walk));
-        if let (Some(kernel), Some(ino)) = (self.kernel.get(), aftermath.known) {
-            kernel.forget_attributes_now(ino);
-        }
-        self.forget_names_in_kernel();
-        if let Some(side) = self.cluster.get().filter(|_| aftermath.wants_copies) {
-            side.cluster.check_copies();
-        }
-        if aftermath.has_quota {
-            // What cannot go stays.
-            let _ = self.make_room_in_quota(tidefs_engine::types::ByteCount::ZERO, slot);
-        }
     }
 
     /// Has the members agree on a namespace that was made here: now, or when the coordinator is back.
