@@ -1,29 +1,20 @@
-//! What this daemon does for the other members with what it holds: lends, withdraws, lists.
+//! What this daemon does for the other members with what it holds: lends ([`super::lend`]), withdraws, lists.
 
 use std::collections::BTreeSet;
-use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
 
 use tidefs_engine::types::{BoxFuture, ByteCount, MemberId};
 use tokio::runtime::Handle;
 
 use super::super::history::Ending;
-use super::super::{Caller, Datapath, Error, HandleId, IoPath, Marks, Object, OpenOptions, Phase, Place};
+use super::super::{Datapath, Object, Phase};
 use super::stamp_of;
 use crate::cluster::coordinator::Namespaces;
 use crate::cluster::shards::{KeyId, Shard};
-use crate::cluster::{Facts, Holder, Holding, Lent, LentBytes, ListedName, Medium, Stamp, Unkept, Unlent};
-use crate::namespace::{Cookie, Slot, ThreadId};
+use crate::cluster::{Facts, Holder, Holding, Lent, ListedName, Medium, Stamp, Unkept, Unlent};
+use crate::namespace::{Cookie, Slot};
 use crate::tier::eviction::Departure;
-use crate::tier::memory::checksum_bytes;
 
-/// How long a reader waits for a writer that still has the file open.
-const WRITER_WAIT: Duration = Duration::from_secs(1);
-/// How often a member looks whether it was told the stamp of what it published.
-const STAMP_PAUSE: Duration = Duration::from_micros(200);
-/// Objects up to this length are sent in the answer: lending a region would take longer than copying them.
-const SENT_AT_ONCE: ByteCount = ByteCount::kib(64);
 /// What was sealed a shorter time ago may not have been answered to its writer yet.
 const YOUNG_NS: i64 = 200_000_000;
 /// Slots that are looked at for one page of holdings, while nobody else is served.
@@ -44,32 +35,6 @@ impl MemberSide {
     pub fn new(datapath: &Arc<Datapath>, runtime: Handle) -> Self {
         Self { datapath: Arc::downgrade(datapath), runtime }
     }
-}
-
-/// An open handle that a peer reads through. Closed when it is dropped.
-struct Loan {
-    datapath: Arc<Datapath>,
-    handle: HandleId,
-}
-
-impl Drop for Loan {
-    fn drop(&mut self) {
-        self.datapath.release(self.handle);
-    }
-}
-
-/// Why an object cannot be lent yet.
-enum Reluctance {
-    /// It is not held, not in this version.
-    Gone,
-    /// What is held is an earlier version, or was just published.
-    Earlier,
-    /// It could not be read this time.
-    Unreadable,
-    /// It is on SSD.
-    OnSsd(crate::namespace::Ino),
-    /// Somebody may still write it.
-    Unfinished,
 }
 
 impl Holder for MemberSide {
@@ -195,126 +160,6 @@ impl Holder for MemberSide {
 }
 
 impl Datapath {
-    /// Lends an object to another member, when it is here and final. Waits for the SSD tier, and a while for a writer.
-    fn lend_to_peer(self: &Arc<Self>, path: &[u8], stamp: Stamp) -> Result<Lent, Unlent> {
-        let began = Instant::now();
-        let deadline = began + WRITER_WAIT;
-        let mut has_missed = false;
-        loop {
-            match self.try_to_lend(path, stamp) {
-                Ok(lent) => {
-                    self.telemetry.remote_lends.increment();
-                    return Ok(lent);
-                }
-                Err(Reluctance::OnSsd(ino)) => {
-                    let left = self.settings.deadline.checked_sub(began.elapsed()).filter(|_| !has_missed);
-                    // What a disk lost is not held any more, and the catalog has been told so. What somebody else brought
-                    // back meanwhile, or wrote anew, is looked at once more.
-                    has_missed = !self.load_for_peer(ino, left.ok_or(Unlent::NotNow)?);
-                }
-                Err(Reluctance::Unfinished) => {
-                    let left = deadline.checked_duration_since(Instant::now()).ok_or(Unlent::NotNow)?;
-                    self.wait_for_release(left.min(Duration::from_millis(20)));
-                }
-                Err(Reluctance::Earlier) => {
-                    // It may not know its stamp yet: to say that it is gone would take it out of the catalog.
-                    let left = deadline.checked_duration_since(Instant::now()).ok_or(Unlent::NotNow)?;
-                    std::thread::sleep(left.min(STAMP_PAUSE));
-                }
-                Err(Reluctance::Gone) => return Err(Unlent::Gone),
-                Err(Reluctance::Unreadable) => return Err(Unlent::NotNow),
-            }
-        }
-    }
-
-    /// Lends an object for which nothing has to be waited for: no disk, no writer, no pass over its bytes.
-    fn lend_at_once(self: &Arc<Self>, path: &[u8], stamp: Stamp) -> Option<Lent> {
-        {
-            let state = self.lock();
-            let object = state.object(state.tree.by_path(path)?)?;
-            let is_ready = object.phase == Phase::Sealed
-                && stamp_of(object) == stamp
-                && object.marks.has(Marks::FINAL)
-                && !object.marks.has(Marks::UNVERIFIED)
-                && !object.marks.has(Marks::WRITABLE_MAPPING);
-            let is_known = match &object.place {
-                Place::Solo(_) => {
-                    object.size <= SENT_AT_ONCE
-                        || self.recorded_checksum(object).is_ok_and(|known| known.is_some())
-                }
-                Place::Packed(_) => object.size <= SENT_AT_ONCE,
-                _ => false,
-            };
-            if !is_ready || !is_known {
-                return None;
-            }
-        }
-        let lent = self.try_to_lend(path, stamp).ok()?;
-        self.telemetry.remote_lends.increment();
-        Some(lent)
-    }
-
-    fn try_to_lend(self: &Arc<Self>, path: &[u8], stamp: Stamp) -> Result<Lent, Reluctance> {
-        let (ino, handle, place, size, may_change) = {
-            let mut state = self.lock();
-            let slot = state.tree.by_path(path).ok_or(Reluctance::Gone)?;
-            state.readmit(slot);
-            let object = state.object(slot).ok_or(Reluctance::Gone)?;
-            let may_change = object.marks.has(Marks::WRITABLE_MAPPING);
-            let is_final = object.marks.has(Marks::FINAL) && !may_change;
-            match (object.phase, &object.place) {
-                (Phase::Writing, _) => return Err(Reluctance::Unfinished),
-                // A later version is on its way into the catalog.
-                (Phase::Sealed, _) if stamp_of(object) > stamp => return Err(Reluctance::Unreadable),
-                // This version may be the one, and not know yet which stamp the catalog gave it.
-                (Phase::Sealed, _) if stamp_of(object) < stamp => return Err(Reluctance::Earlier),
-                (Phase::Sealed, Place::Ssd) => return Err(Reluctance::OnSsd(state.tree.ino(slot))),
-                (Phase::Sealed, _) if !is_final && object.writers() > 0 => {
-                    return Err(Reluctance::Unfinished);
-                }
-                (Phase::Sealed, Place::Solo(_) | Place::Packed(_)) => {}
-                _ => return Err(Reluctance::Gone),
-            }
-            let (place, size) = (object.place.clone(), object.size);
-            let caller = Caller { uid: 0, gid: 0, thread: ThreadId(std::process::id()) };
-            // Read by the daemon alone: the kernel may serve it meanwhile.
-            let options = OpenOptions::default();
-            let opened = self.open_handle(&mut state, &caller, slot, options, IoPath::Cached);
-            state.touch(slot);
-            (opened.ino, opened.handle, place, size, may_change)
-        };
-        let loan = Loan { datapath: Arc::clone(self), handle };
-        let unreadable = |error: Error| {
-            tracing::debug!(%error, "an object cannot be lent now");
-            Reluctance::Unreadable
-        };
-        self.verify_before_first_use(ino).map_err(unreadable)?;
-        let (bytes, checksum) = match place {
-            Place::Packed(_) => {
-                let mut bytes = vec![0; usize::try_from(size.get()).unwrap_or(0)];
-                let count = self.read(handle, 0, &mut bytes).map_err(unreadable)?;
-                bytes.truncate(count);
-                let checksum = checksum_bytes(&bytes);
-                (LentBytes::Inline(bytes), checksum)
-            }
-            Place::Solo(_) if size <= SENT_AT_ONCE => {
-                let file = self.backing_file(ino).map_err(unreadable)?;
-                let mut bytes = vec![0; usize::try_from(size.get()).unwrap_or(0)];
-                let read = file.read_exact_at(&mut bytes, 0).map_err(Error::io("read of a segment"));
-                read.map_err(unreadable)?;
-                let checksum = checksum_bytes(&bytes);
-                (LentBytes::Inline(bytes), checksum)
-            }
-            _ => {
-                let file = self.backing_file(ino).map_err(unreadable)?;
-                let taken = if may_change { self.checksum_now(ino) } else { self.checksum(ino) };
-                let checksum = taken.map_err(unreadable)?.ok_or(Reluctance::Unfinished)?;
-                (LentBytes::Segment(file, size), checksum)
-            }
-        };
-        Ok(Lent { hold: Box::new(loan), bytes, checksum: checksum.0 })
-    }
-
     /// What stood at `path` was removed or replaced on another member.
     pub(super) fn withdraw_for_peer(&self, path: &[u8], through: Stamp) {
         let mut kept = None;

@@ -15,6 +15,7 @@ mod agreed;
 mod asking;
 mod fetch;
 mod keep;
+mod lend;
 mod member;
 mod moved;
 mod news;
