@@ -20,6 +20,7 @@ mod member;
 mod moved;
 mod news;
 mod shown;
+mod side;
 mod soft;
 mod stream;
 mod tell;
@@ -28,14 +29,11 @@ mod unreached;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 use hashbrown::{HashMap, HashSet};
 use lru::LruCache;
 use tidefs_control_api::KeyPath;
 use tidefs_engine::types::ByteCount;
-use tokio::runtime::Handle;
 
 use super::{Datapath, Error, Object, Phase, Place, State};
 use crate::cluster::shards::KeyId;
@@ -45,6 +43,7 @@ use crate::namespace::{Cookie, Ino, Slot};
 pub(super) use fetch::Away;
 pub use member::MemberSide;
 pub use news::News;
+pub use side::ClusterSide;
 pub use stream::Stream;
 pub(super) use stream::{Arriving, Reach};
 
@@ -54,77 +53,6 @@ const WITHDRAWN_MAX: NonZeroUsize = NonZeroUsize::new(1 << 12).expect("4096 is n
 const ABSENT_MAX: NonZeroUsize = NonZeroUsize::new(1 << 18).expect("262144 is not zero");
 /// Objects of which the head of their chain is remembered; of others it is taken to be themselves.
 const HEADS_MAX: NonZeroUsize = NonZeroUsize::new(1 << 16).expect("65536 is not zero");
-/// Removals that are kept until this host is a member, at most.
-const REMOVED_ALONE_MAX: usize = 65_536;
-
-/// This daemon's place in its cluster.
-#[derive(Debug)]
-pub struct ClusterSide {
-    cluster: Arc<Cluster>,
-    runtime: Handle,
-    /// How long a look-up, a publication or a removal waits for other members.
-    patience: Duration,
-    /// How long a fetch of up to `fetch_whole_max` bytes may take.
-    fetch_limit: Duration,
-    /// Larger objects are read while they arrive.
-    fetch_whole_max: ByteCount,
-    /// Reads after which a soft copy stays longer than those that were read less.
-    soft_after: u16,
-    shown_max: usize,
-    turns: turns::Turns,
-}
-
-impl ClusterSide {
-    /// A side that waits `patience` for messages and `fetch_limit` for bytes.
-    #[must_use]
-    pub fn new(cluster: Arc<Cluster>, runtime: Handle, patience: Duration, fetch_limit: Duration) -> Self {
-        let fetch_whole_max = ByteCount(u64::MAX);
-        Self {
-            cluster,
-            runtime,
-            patience,
-            fetch_limit,
-            fetch_whole_max,
-            soft_after: 2,
-            shown_max: shown::SHOWN_MAX,
-            turns: turns::Turns::default(),
-        }
-    }
-
-    /// The same, where larger objects are read while they arrive.
-    #[must_use]
-    pub fn with_fetch_whole_max(self, fetch_whole_max: ByteCount) -> Self {
-        Self { fetch_whole_max, ..self }
-    }
-
-    /// The same, where a fetched copy outlives those that were read less once it was read `reads` times.
-    #[must_use]
-    pub fn with_soft_after(self, reads: u16) -> Self {
-        Self { soft_after: reads, ..self }
-    }
-
-    /// The same, where `count` objects of others are shown beside those that the kernel knows.
-    #[must_use]
-    pub fn with_shown_max(self, count: usize) -> Self {
-        Self { shown_max: count, ..self }
-    }
-
-    /// The member itself.
-    #[must_use]
-    pub fn cluster(&self) -> &Arc<Cluster> {
-        &self.cluster
-    }
-
-    /// Where what waits for peers runs.
-    #[must_use]
-    pub fn runtime(&self) -> &Handle {
-        &self.runtime
-    }
-
-    fn deadline(&self) -> Instant {
-        Instant::now() + self.patience
-    }
-}
 
 /// A question that is under way.
 #[derive(Debug, Default)]
@@ -390,83 +318,6 @@ impl State {
 }
 
 impl Datapath {
-    /// Says that the daemon is to be a member of a cluster. Until it is, names that are not here are misses, and nobody
-    /// remembers that they are absent. Before it is mounted.
-    pub fn expect_cluster(self: &Arc<Self>) {
-        self.know_itself();
-        self.expects_cluster.store(true, Ordering::Relaxed);
-        self.lock().elsewhere.solitude = Some(Vec::new());
-    }
-
-    /// There is no cluster: what was fetched from one in an earlier life counts as what was written here.
-    pub fn expect_no_cluster(&self) {
-        self.lock().harden_all();
-    }
-
-    /// Makes the daemon a member of a cluster, once, before or after it is mounted.
-    pub fn attach_cluster(self: &Arc<Self>, side: ClusterSide) {
-        self.know_itself();
-        self.expects_cluster.store(true, Ordering::Relaxed);
-        let (cluster, soft_after, shown_max) = (Arc::clone(&side.cluster), side.soft_after, side.shown_max);
-        // A second attach would be a bug of the composition root; the first one stays in force.
-        if self.cluster.set(side).is_err() {
-            return;
-        }
-        let removed_alone = {
-            let mut state = self.lock();
-            state.elsewhere.cluster = Some(Arc::clone(&cluster));
-            state.elsewhere.soft_after = soft_after;
-            state.elsewhere.shown.max = shown_max;
-            state.elsewhere.solitude.take().unwrap_or_default()
-        };
-        for (path, through) in removed_alone {
-            cluster.remove_later(path, through);
-        }
-        self.agree_on_the_rest();
-        // What was sealed while it joined may have been passed over, and nobody was asked for copies of it.
-        cluster.announce_again();
-        cluster.check_copies();
-        self.forget_names_in_kernel();
-    }
-
-    /// Whether the daemon is a member of a cluster, or is to be.
-    #[must_use]
-    pub fn is_in_cluster(&self) -> bool {
-        self.expects_cluster.load(Ordering::Relaxed)
-    }
-
-    /// Has the other members told, without anybody waiting for it, that a name is removed; when there is somebody to tell.
-    pub(super) fn remove_later(&self, path: Vec<u8>, through: Stamp) {
-        let mut state = self.lock();
-        match &mut state.elsewhere.solitude {
-            Some(removed) if removed.len() < REMOVED_ALONE_MAX => removed.push((path, through)),
-            Some(_) => {
-                self.telemetry.catalog_failures.increment();
-                tracing::warn!(
-                    "too much was removed since the start for all of it to be told to the cluster later"
-                );
-            }
-            None => {
-                drop(state);
-                if let Some(side) = self.cluster.get() {
-                    side.cluster.remove_later(path, through);
-                }
-            }
-        }
-    }
-
-    /// What was removed since the start, while this host is no member yet: it is told by nobody else from now on.
-    #[must_use]
-    pub fn take_removed_alone(&self) -> Vec<(Vec<u8>, Stamp)> {
-        self.lock().elsewhere.solitude.as_mut().map(std::mem::take).unwrap_or_default()
-    }
-
-    /// The cluster that this daemon is a member of, if it is.
-    #[must_use]
-    pub fn cluster(&self) -> Option<&ClusterSide> {
-        self.cluster.get()
-    }
-
     /// What all members, this one included, list of the directory at `path`, in the order that they share.
     pub(super) async fn list_of_members(&self, path: Vec<u8>, after: u64, max: usize) -> Listing {
         match self.cluster.get() {
