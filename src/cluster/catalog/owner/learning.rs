@@ -1,5 +1,6 @@
 //! What the two owners of a shard tell each other.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tidefs_engine::types::MemberId;
@@ -43,6 +44,8 @@ impl Owner {
         now: Duration,
     ) -> Learned {
         let mut learned = Learned::default();
+        // Holders of what has ended that were answered about it, too, with the shards of that.
+        let mut answered: BTreeMap<MemberId, BTreeSet<u16>> = BTreeMap::new();
         for (key, known) in keys {
             let key = KeyId(*key);
             let is_mine = self.has_to_know(key.shard(), word.view);
@@ -82,8 +85,13 @@ impl Owner {
                 self.table.note_end(key, *stamp, now);
             }
             if let Some(through) = changed {
-                let told = self.revoke(key, None, through, &losers, None);
-                learned.tell.extend(told.into_iter().filter(|(member, _)| !holders.contains(member)));
+                for (member, revocation) in self.revoke(key, None, through, &losers, None) {
+                    if holders.contains(&member) {
+                        answered.entry(member).or_default().insert(key.shard().number());
+                    } else {
+                        learned.tell.push((member, revocation));
+                    }
+                }
                 learned.tell.extend(holders.into_iter().map(|member| (member, Revocation::AnnounceAgain)));
             } else if !losers.is_empty() {
                 let members = losers.iter().filter_map(|&slot| self.slots.peer(slot));
@@ -95,6 +103,9 @@ impl Owner {
                 learned.ended.push((key.0, Known::Gone { stamp }));
             }
         }
+        // What such a holder has it keeps, and announces; what it was answered may be all that it knows of the name.
+        let forget = |shards: BTreeSet<u16>| Revocation::Forget { shards: Vec::from_iter(shards), view: 0 };
+        learned.tell.extend(answered.into_iter().map(|(member, shards)| (member, forget(shards))));
         learned
     }
 

@@ -1,5 +1,7 @@
 //! What an owner makes of notes that come late, and of members that were started again.
 
+mod answers;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
