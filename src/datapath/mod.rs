@@ -71,6 +71,7 @@ mod settle;
 mod slot_file;
 mod ssd;
 mod stat;
+mod state;
 mod storing;
 #[cfg(test)]
 mod testing;
@@ -81,25 +82,21 @@ mod ways;
 mod write;
 mod xattrs;
 
-use std::collections::{BTreeSet, VecDeque};
 use std::ffi::OsStr;
 use std::fmt;
-use std::hash::{BuildHasher as _, Hasher as _};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashSet;
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use tidefs_control_api::KeyPath;
 use tidefs_engine::time::Clock;
-use tidefs_engine::types::{ByteCount, DirectoryId, KeyHash, Version};
+use tidefs_engine::types::{ByteCount, DirectoryId, KeyHash};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::namespace::{Body, Ino, Name, Processes, Slot, ThreadId, Tree, nanos_of};
+use crate::namespace::{Ino, Name, Slot, ThreadId, nanos_of};
 use crate::telemetry::Telemetry;
-use crate::tier::eviction::chain::ChainTracker;
-use crate::tier::memory::{MemoryTier, NamesClock};
+use crate::tier::memory::MemoryTier;
 use crate::tier::scratch::Scratch;
 use crate::tier::ssd::SsdTier;
 
@@ -125,15 +122,10 @@ pub use room::Waits;
 pub use settings::{NamePredicate, Settings, SparePredicate, ThreadPredicate};
 pub use settle::Unsettled;
 pub use stat::{Kind, SpaceStat, Stat};
+pub use state::State;
 pub use verify::Verdict;
 pub use write::{Read, SizeChange};
 pub use xattrs::Presence;
-
-use domains::Domains;
-use elsewhere::Elsewhere;
-use folders::Folders;
-use history::History;
-use recent::Recent;
 
 /// Who makes a request.
 #[derive(Clone, Copy, Debug)]
@@ -165,66 +157,6 @@ pub trait KernelCache: Send + Sync + fmt::Debug {
     /// Names were made known that the kernel did not ask for: it asks again for each name that it uses, and does when this
     /// returns. Waits for nothing, and takes no lock of a directory. Returns whether this kernel can.
     fn forget_names(&self) -> bool;
-}
-
-/// All tables, behind the lock.
-#[derive(Debug)]
-pub struct State {
-    clock: Arc<dyn Clock>,
-    tree: Tree<Object>,
-    folders: Folders,
-    domains: Domains,
-    handles: HashMap<HandleId, Handle>,
-    history: History,
-    chains: ChainTracker,
-    recent: Recent,
-    ahead: prefetch::Ahead,
-    elsewhere: Elsewhere,
-    /// Whether there is an SSD tier, which is told of every sealed object that leaves a name.
-    has_ssd: bool,
-    /// Tells clients of the fast path that names changed.
-    names: Arc<NamesClock>,
-    /// While objects on SSD are without their names.
-    naming: Option<naming::Naming>,
-    processes: Processes,
-    /// Objects with a time to live: wall-clock nanoseconds and slot.
-    expiries: BTreeSet<(i64, Slot)>,
-    expiry_of: HashMap<Slot, i64>,
-    /// Soft pins with an end: wall-clock nanoseconds and slot.
-    pin_ends: BTreeSet<(i64, Slot)>,
-    /// The first of each slot in there.
-    pin_end_of: HashMap<Slot, i64>,
-    /// Objects whose soft pin has ended.
-    unpinned: HashSet<Slot>,
-    /// Look-ups that found nothing and do not count yet.
-    misses: misses::Misses,
-    /// Who was just sent to look a name up again, so that it is not sent twice.
-    resent: lru::LruCache<resent::Sent, resent::Resent>,
-    /// Slots of files that are hidden, for `status` and for dropping abandoned versions.
-    writing: BTreeSet<Slot>,
-    /// Closed temporary files that wait for their rename: monotonic milliseconds until which, and slot.
-    parked: BTreeSet<(u64, Slot)>,
-    /// Files that were parked last; those still parked have their backing file open.
-    parked_open: VecDeque<Slot>,
-    /// What left its name and the kernel still knows.
-    lingering: lingering::Lingering,
-    /// Sealed objects that left their names, and that the kernel or a client may still have.
-    departed: departed::Departed,
-    /// Where the next look for idle inodes starts.
-    inode_hand: Slot,
-    next_version: Version,
-    next_directory: DirectoryId,
-    next_handle: u64,
-    /// Walks that apply a changed policy and are not through.
-    walks: u32,
-    /// Bytes that are being reserved on a guess and are in no charge yet.
-    guessing: ByteCount,
-    /// What each unfinished file is counted with in the quotas above it.
-    charges: unsealed::Charges,
-    sealed_bytes: ByteCount,
-    sealed_objects: u64,
-    /// Keys the hash of who may read what.
-    class_seed: u64,
 }
 
 /// The cache on one host.
@@ -289,45 +221,7 @@ impl Datapath {
         settings: Settings,
         telemetry: Arc<Telemetry>,
     ) -> Self {
-        let domains = Domains::new(&settings.eviction);
-        let state = State {
-            clock: Arc::clone(&clock),
-            tree: Tree::new(settings.root),
-            folders: Folders::new(domains.root()),
-            domains,
-            handles: HashMap::new(),
-            history: History::default(),
-            chains: ChainTracker::default(),
-            recent: Recent::default(),
-            ahead: prefetch::Ahead::new(Arc::clone(&telemetry)),
-            elsewhere: Elsewhere::default(),
-            has_ssd: false,
-            names: Arc::clone(tier.names_clock()),
-            naming: None,
-            processes: Processes::default(),
-            expiries: BTreeSet::new(),
-            expiry_of: HashMap::new(),
-            pin_ends: BTreeSet::new(),
-            pin_end_of: HashMap::new(),
-            unpinned: HashSet::new(),
-            misses: misses::Misses::default(),
-            resent: lru::LruCache::new(resent::RESENT_MAX),
-            writing: BTreeSet::new(),
-            parked: BTreeSet::new(),
-            parked_open: VecDeque::new(),
-            lingering: lingering::Lingering::default(),
-            departed: departed::Departed::default(),
-            inode_hand: Slot(0),
-            next_version: Version(1),
-            next_directory: DirectoryId(DirectoryId::ROOT.0 + 1),
-            next_handle: 1,
-            walks: 0,
-            guessing: ByteCount::ZERO,
-            charges: unsealed::Charges::default(),
-            sealed_bytes: ByteCount::ZERO,
-            sealed_objects: 0,
-            class_seed: std::hash::RandomState::new().build_hasher().finish(),
-        };
+        let state = State::new(&settings, &tier, Arc::clone(&clock), &telemetry);
         Self {
             slot_directories: state.folders.slot_directories(),
             state: Mutex::new(state),
@@ -426,72 +320,4 @@ impl Datapath {
 /// Hash of a key: its directory and its name there. A directory that moves takes the keys of its entries along.
 fn key_hash(directory: DirectoryId, name: &[u8]) -> KeyHash {
     KeyHash(xxh3_64_with_seed(name, directory.0))
-}
-
-impl State {
-    fn object(&self, slot: Slot) -> Option<&Object> {
-        match &self.tree.get(slot)?.body {
-            Body::File(object) => Some(object),
-            Body::Directory(_) => None,
-        }
-    }
-
-    fn object_mut(&mut self, slot: Slot) -> Option<&mut Object> {
-        self.tree.get(slot)?;
-        match &mut self.tree.node_mut(slot).body {
-            Body::File(object) => Some(object),
-            Body::Directory(_) => None,
-        }
-    }
-
-    fn slot_of(&self, ino: Ino) -> Result<Slot, Error> {
-        self.tree.by_ino(ino).ok_or(Error::Stale)
-    }
-
-    /// The same, of what somebody has open or a name leads to. A name by which the kernel got to one that a writer was given a new
-    /// inode for leads to that.
-    fn slot_in_use(&self, ino: Ino) -> Result<Slot, Error> {
-        let slot = self.slot_of(ino)?;
-        if self.object(slot).is_some_and(Object::has_left) { Err(Error::Stale) } else { Ok(slot) }
-    }
-
-    /// The directory with this inode, to which names may be given: it was not removed.
-    fn living_directory(&self, ino: Ino) -> Result<Slot, Error> {
-        let slot = self.slot_of(ino)?;
-        self.tree.directory(slot).ok_or(Error::NotDirectory)?;
-        if self.tree.is_living_directory(slot) { Ok(slot) } else { Err(Error::Stale) }
-    }
-
-    fn directory_id(&self, slot: Slot) -> Result<DirectoryId, Error> {
-        Ok(self.tree.directory(slot).ok_or(Error::NotDirectory)?.id)
-    }
-
-    fn key_of(&self, slot: Slot) -> Option<KeyHash> {
-        let node = self.tree.get(slot)?;
-        let directory = self.tree.directory(node.parent)?;
-        Some(key_hash(directory.id, self.tree.name(slot).as_bytes()))
-    }
-
-    /// The top-level directory above `slot`; the root for what stands directly in it.
-    fn namespace_of(&self, slot: Slot) -> Slot {
-        let mut below = Slot::ROOT;
-        for ancestor in self.tree.ancestors(slot) {
-            if ancestor == Slot::ROOT {
-                break;
-            }
-            below = ancestor;
-        }
-        if self.tree.directory(below).is_some() { below } else { Slot::ROOT }
-    }
-
-    fn take_version(&mut self) -> Version {
-        let version = self.next_version;
-        self.next_version = Version(version.0 + 1);
-        version
-    }
-
-    /// The path of a node as it is shown: no name can steer a terminal.
-    fn path_text(&self, slot: Slot) -> String {
-        KeyPath::from_bytes(&self.tree.path(slot)).to_string()
-    }
 }
