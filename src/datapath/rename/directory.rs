@@ -1,0 +1,107 @@
+//! How a directory moves, with everything below it: its entries keep their keys, and only what is counted above them and the
+//! policies that they inherit change.
+//!
+//! Invariants
+//! - It is not moved below itself, nor deeper than directories may be, nor over one that something is in.
+//! - What it holds counts above its new place from the move on. What has no room there leaves, and what cannot leave stays.
+//!
+//! Limit: no directory moves on a member of a cluster, where the keys of other members would have to move along.
+
+use tidefs_engine::types::ByteCount;
+
+use super::super::folders::{Change, QuotaInTheWay};
+use super::super::regroup::{Changes, Walk};
+use super::super::{Datapath, Error, State};
+use crate::namespace::{Name, Slot};
+
+/// A directory that has its new name.
+pub(super) struct Moved {
+    /// What is to be gone through below it.
+    pub(super) walk: Option<Walk>,
+    /// Whether a restart finds it there.
+    pub(super) recorded: Result<(), Error>,
+}
+
+impl Datapath {
+    pub(super) fn rename_directory(
+        &self,
+        state: &mut State,
+        slot: Slot,
+        parent: Slot,
+        name: Name,
+        keep_target: bool,
+    ) -> Result<Moved, Error> {
+        if state.has_members() {
+            // The keys of other members below it would have to move along, one by one.
+            return Err(Error::OtherPlace);
+        }
+        if state.tree.ancestors(parent).any(|ancestor| ancestor == slot) {
+            return Err(Error::Invalid("a directory cannot move below itself"));
+        }
+        let height = state.height_of(slot);
+        let levels_above = |slot| state.tree.ancestors(slot).count();
+        if levels_above(parent) > levels_above(state.tree.node(slot).parent) {
+            state.check_depth(parent, height)?;
+        }
+        if let Some(target) = state.tree.child(parent, name.as_bytes()) {
+            if target == slot {
+                return Ok(Moved { walk: None, recorded: Ok(()) });
+            }
+            if keep_target {
+                return Err(Error::Exists);
+            }
+            let directory = state.tree.directory(target).ok_or(Error::NotDirectory)?;
+            if !directory.children.is_empty() || state.may_hold_unnamed(directory) {
+                return Err(Error::NotEmpty);
+            }
+            let id = directory.id;
+            self.tier.remove_directory(id)?;
+            self.forget_directory(state, id);
+            state.leave_directory(target);
+            state.drop_if_unused(target);
+        }
+        let now_ns = self.now_ns();
+        let before = state.effective_policy(slot).record;
+        let old_parent = state.tree.node(slot).parent;
+        let old_domain = state.folders.domain(old_parent);
+        state.move_directory(slot, parent, name)?;
+        state.raise(parent, height);
+        let mut changes = Changes::between(&before, &state.effective_policy(slot).record);
+        // A walk that is under way may have come to one of the two places and not to the other.
+        changes.order |= state.folders.domain(parent) != old_domain || state.walks > 0;
+        changes.expiries |= state.walks > 0;
+        let walk = changes.is_any().then(|| state.begin_walk(slot, changes));
+        state.tree.node_mut(slot).attributes.ctime_ns = now_ns;
+        for changed in [old_parent, parent] {
+            state.tree.node_mut(changed).attributes.written_at(now_ns);
+        }
+        Ok(Moved { walk, recorded: self.persist_directory(state, slot) })
+    }
+
+    /// Evicts below each of the directories `limited` down to its quota, for the directory in `slot` that came to be there.
+    pub(super) fn fit_moved(&self, slot: Slot, limited: &[Slot]) {
+        for &limited in limited {
+            // As when a quota is lowered: what cannot go stays.
+            let _ = self.make_room_below(ByteCount::ZERO, |state| {
+                let in_the_way = state.quota_in_the_way(limited, ByteCount::ZERO, None)?;
+                Some(QuotaInTheWay { growing: slot, ..in_the_way })
+            });
+        }
+    }
+}
+
+impl State {
+    /// Moves a directory with everything below it: what it holds is accounted above its new place.
+    fn move_directory(&mut self, slot: Slot, parent: Slot, name: Name) -> Result<(), Error> {
+        let folder = self.folder(slot)?;
+        let (bytes, objects) = (folder.bytes, folder.objects);
+        let (unsealed, guessed) = (folder.unsealed, folder.guessed);
+        let old_parent = self.tree.node(slot).parent;
+        self.folders.account(&self.tree, old_parent, Change::Take { bytes, objects });
+        self.folders.account_unsealed(&self.tree, old_parent, |above| above.take_unsealed(unsealed, guessed));
+        self.move_name(slot, parent, name);
+        self.folders.account(&self.tree, parent, Change::Add { bytes, objects });
+        self.folders.account_unsealed(&self.tree, parent, |above| above.add_unsealed(unsealed, guessed));
+        Ok(())
+    }
+}
