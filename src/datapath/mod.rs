@@ -30,6 +30,7 @@ mod expected;
 mod expiry;
 mod fastpath;
 mod fate;
+mod flush;
 mod folders;
 mod guess;
 mod guessed;

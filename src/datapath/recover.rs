@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use hashbrown::HashMap;
 use tidefs_engine::types::{ByteCount, DirectoryId, Version};
 
-use super::release::PROVISIONAL;
+use super::flush::PROVISIONAL;
 use super::room::footprint;
 use super::settle::Unsettled;
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};

@@ -10,10 +10,10 @@ use std::sync::atomic::Ordering;
 
 use tidefs_engine::types::{ByteCount, SegmentId, Version};
 
+use super::flush::PROVISIONAL;
 use super::history::Ending;
 use super::packing::copy_range;
 use super::recover::Takeover;
-use super::release::PROVISIONAL;
 use super::room::footprint;
 use super::stat::{changed_ns, written_ns};
 use super::{Datapath, Error, Place, Recovered, decorations};
