@@ -4,7 +4,7 @@
 //! threads that have ended, as a program does that is told that its open has failed, and not for long.
 
 use super::afterwards::Afterwards;
-use super::object::OpenState;
+use super::open_state::OpenState;
 use super::{Caller, Datapath, Object, Phase, State};
 use crate::namespace::{ProcessId, Slot, ThreadId, has_memory};
 

@@ -5,7 +5,7 @@
 use tidefs_engine::types::DirectoryId;
 
 use super::expiry::Ended;
-use super::object::OpenState;
+use super::open_state::OpenState;
 use super::{Caller, Datapath, Error, Marks, Object, Phase, Stat, State, key_hash};
 use crate::namespace::{Ino, Name, ProcessId, Slot};
 

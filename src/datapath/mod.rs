@@ -47,6 +47,7 @@ mod moves;
 mod naming;
 mod object;
 mod open;
+mod open_state;
 mod overtaken;
 mod packing;
 mod persist;

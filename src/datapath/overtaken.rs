@@ -13,7 +13,7 @@
 
 use tidefs_engine::types::ByteCount;
 
-use super::object::OpenState;
+use super::open_state::OpenState;
 use super::stat::written_ns;
 use super::{Object, Place, State};
 use crate::namespace::Slot;

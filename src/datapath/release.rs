@@ -9,7 +9,7 @@ use tidefs_engine::types::{ByteCount, Version};
 
 use super::afterwards::Afterwards;
 use super::history::Ending;
-use super::object::{OpenState, Refusal};
+use super::open_state::{OpenState, Refusal};
 use super::{Datapath, HandleId, IoPath, Marks, Object, Phase, Place, State};
 use crate::namespace::Slot;
 use crate::tier::eviction::Departure;

@@ -12,7 +12,7 @@ use super::afterwards::Afterwards;
 use super::burial::Doomed;
 use super::folders::QuotaInTheWay;
 use super::history::Ending;
-use super::object::{OpenState, Refusal};
+use super::open_state::{OpenState, Refusal};
 use super::room::footprint;
 use super::{Caller, Credentials, Datapath, Error, Marks, Object, Phase, State, key_hash};
 use crate::namespace::{Ino, Name, Slot};

@@ -20,7 +20,7 @@ use super::burial::Doomed;
 use super::folders::QuotaInTheWay;
 use super::history::Ending;
 use super::lingering::Lingerers;
-use super::object::Refusal;
+use super::open_state::Refusal;
 use super::ssd::{Leaving, MayLend};
 use super::{Datapath, Error, Phase, State};
 use crate::namespace::{Ino, Slot};

@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt;
 
 use tidefs_engine::types::{ByteCount, Version};
 
-use super::object::OpenState;
+use super::open_state::OpenState;
 use super::room::footprint;
 use super::{Caller, Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Attributes, Ino, Slot};

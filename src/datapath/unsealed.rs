@@ -22,7 +22,7 @@ use hashbrown::HashMap;
 use tidefs_engine::types::ByteCount;
 
 use super::folders::Folder;
-use super::object::OpenState;
+use super::open_state::OpenState;
 use super::room::footprint;
 use super::{Datapath, Error, IoPath, Phase, State};
 use crate::namespace::{Name, Slot};

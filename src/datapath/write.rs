@@ -14,7 +14,7 @@ use tidefs_engine::types::{ByteCount, FileOffset};
 pub use length::SizeChange;
 
 use super::elsewhere::{Reach, Stream};
-use super::object::{OpenState, Refusal};
+use super::open_state::{OpenState, Refusal};
 use super::slot_file::scratch_error;
 use super::{Datapath, Error, Handle, HandleId, Object, Phase, Place};
 use crate::namespace::Slot;

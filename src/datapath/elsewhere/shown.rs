@@ -13,7 +13,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use tidefs_engine::types::Version;
 
-use super::super::object::OpenState;
+use super::super::open_state::OpenState;
 use super::super::{Marks, Object, Phase, Place, State};
 use crate::cluster::shards::{KeyId, Shard};
 use crate::cluster::{Copy, FileFacts, Stamp};

@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use tidefs_engine::types::ByteCount;
 use tokio::time::timeout_at;
 
-use super::super::object::OpenState;
+use super::super::open_state::OpenState;
 use super::super::{Datapath, Object, Phase, State};
 use super::news::{Appeared, News, Removed};
 use super::{ClusterSide, stamp_of};
