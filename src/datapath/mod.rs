@@ -45,6 +45,7 @@ mod lookup;
 mod misses;
 mod moves;
 mod naming;
+mod new_version;
 mod object;
 mod open;
 mod open_state;

@@ -236,28 +236,6 @@ impl Datapath {
         })
     }
 
-    pub(super) fn begin_version_if_sealed(
-        &self,
-        caller: &Caller,
-        ino: Ino,
-        options: OpenOptions,
-    ) -> Result<(), Error> {
-        {
-            let mut state = self.lock();
-            let Some(slot) = state.tree.by_ino(ino) else { return Ok(()) };
-            let Some(object) = state.object(slot) else { return Ok(()) };
-            if object.phase != Phase::Sealed {
-                return Ok(());
-            }
-            if let Some(next) = state.version_to_join(slot) {
-                // Somebody writes one already, and the caller joins in.
-                self.expect_writer(&mut state, caller, next);
-                return Ok(());
-            }
-        }
-        self.begin_version(caller, ino, options)
-    }
-
     /// Opens the file in `slot`, which the caller may see.
     pub(super) fn open_locked(
         &self,
