@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tidefs_engine::types::SegmentId;
 
-use super::open::{HandleId, IoPath};
+use super::handle::{HandleId, IoPath};
 use super::{Datapath, Error, Object, Place, State};
 use crate::namespace::{Ino, Slot};
 use crate::tier::memory::MemoryError;

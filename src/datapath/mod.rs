@@ -34,6 +34,7 @@ mod flush;
 mod folders;
 mod guess;
 mod guessed;
+mod handle;
 mod headroom;
 mod history;
 mod inspect;
@@ -113,12 +114,13 @@ pub use fastpath::{
     ReadyRequest, RetiredSegments, Run, SealRequest, Session,
 };
 pub use fate::Fate;
+pub use handle::{Handle, HandleId, IoPath, UNKNOWN_WRITERS};
 pub use inspect::{EvictionProgress, NamespaceFacts, NodeFacts, Obstacle, OperatorEviction, Overview};
 pub use listing::{Listed, Page, Paged};
 pub use loader::{Job, Loader, Need, Rest};
 pub use lookup::{Lookup, Patience};
 pub use object::{CLOSE_WAIT, Marks, Object, Phase, Place};
-pub use open::{Handle, HandleId, IoPath, OpenOptions, Opened, UNKNOWN_WRITERS};
+pub use open::{OpenOptions, Opened};
 pub use recover::Recovered;
 pub use rights::Credentials;
 pub use room::Waits;

@@ -12,7 +12,7 @@
 
 use tidefs_engine::types::ByteCount;
 
-use super::super::open::Handle;
+use super::super::handle::Handle;
 use super::super::{Caller, Datapath, HandleId, Phase, Place, State};
 use super::Elsewhere;
 use crate::cluster::shards::KeyId;

@@ -19,10 +19,9 @@ use parking_lot::Mutex;
 use tidefs_engine::types::ByteCount;
 
 use super::super::loader::Rest;
-use super::super::{Caller, Datapath, OpenOptions, State};
+use super::super::{Caller, Datapath, IoPath, OpenOptions, Opened, State};
 use super::{Stamp, stamp_of};
 use crate::cluster::Arrival;
-use crate::datapath::open::{IoPath, Opened};
 use crate::namespace::{Ino, Slot};
 
 const WAITING_MAX: usize = 4096;
