@@ -379,3 +379,5 @@ mod stall_tests;
 mod testing;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod trust_tests;
