@@ -381,3 +381,5 @@ mod testing;
 mod tests;
 #[cfg(test)]
 mod trust_tests;
+#[cfg(test)]
+mod unwritten_tests;
