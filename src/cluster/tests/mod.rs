@@ -1,5 +1,6 @@
 //! Members of one cluster in one process.
 
+mod coming_and_going;
 mod copies;
 mod deaf;
 mod early;
