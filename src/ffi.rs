@@ -97,47 +97,6 @@ pub(crate) fn raise_priority() {
     schedule_or_tell(libc::SCHED_FIFO, 1);
 }
 
-/// The longest time slice that the kernel grants, in nanoseconds.
-const LONG_SLICE_NS: u64 = 100_000_000;
-
-/// Has the calling thread interrupted by ordinary ones as soon as they wake. It keeps its share of its CPU, so that, unlike at
-/// idle priority, it comes to its end on a busy machine too: for work of which much is done and nobody waits for each piece.
-///
-/// Kernels before 6.12 take the request and change nothing.
-///
-/// # Source
-/// Documentation/scheduler/sched-eevdf.rst: who asks for a shorter slice has an earlier deadline; sched_setattr(2) for the call.
-pub(crate) fn give_way() {
-    if let Err(error) = set_slice(LONG_SLICE_NS) {
-        let thread = thread::current();
-        tracing::info!(thread = thread.name(), %error, "a thread keeps the time slice that it has");
-    }
-}
-
-fn set_slice(nanoseconds: u64) -> io::Result<()> {
-    let mut attributes = attributes()?;
-    attributes.sched_runtime = nanoseconds;
-    // SAFETY: `attributes` is a valid sched_attr that says its own size and outlives the call; pid 0 is the calling thread, and
-    // there are no flags (sched_setattr(2)).
-    let status = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0_u32) };
-    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-/// How the calling thread is scheduled.
-fn attributes() -> io::Result<libc::sched_attr> {
-    const SIZE: usize = size_of::<libc::sched_attr>();
-    let mut attributes = std::mem::MaybeUninit::<libc::sched_attr>::zeroed();
-    // SAFETY: the kernel writes at most `SIZE` bytes to `attributes`, which has as many and outlives the call; pid 0 is the
-    // calling thread, and there are no flags (sched_getattr(2)). All zeros are a valid sched_attr, as is what the kernel writes.
-    let (status, attributes) = unsafe {
-        (
-            libc::syscall(libc::SYS_sched_getattr, 0, attributes.as_mut_ptr(), SIZE, 0_u32),
-            attributes.assume_init(),
-        )
-    };
-    if status == 0 { Ok(attributes) } else { Err(io::Error::last_os_error()) }
-}
-
 /// Whether the task with thread id `thread` (not 0) has its memory still. `None`: this kernel does not let us ask so.
 ///
 /// move_pages(2) of no pages looks the task's memory up and does nothing else, in a seventh of the time that a file of
@@ -220,26 +179,6 @@ mod tests {
         });
         let error = outcome.join().unwrap().unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EPERM), "{error}");
-    }
-
-    #[test]
-    fn a_thread_that_gives_way_has_a_long_slice_and_the_priority_that_it_had() {
-        let before = attributes().unwrap();
-        thread::spawn(move || {
-            give_way();
-            let after = attributes().unwrap();
-            assert_eq!(
-                (after.sched_policy, after.sched_nice, after.sched_priority),
-                (before.sched_policy, before.sched_nice, before.sched_priority)
-            );
-            // Kernels that know slices tell them, of every ordinary thread.
-            if before.sched_runtime > 0 {
-                assert_eq!(after.sched_runtime, LONG_SLICE_NS);
-            }
-        })
-        .join()
-        .unwrap();
-        assert_eq!(attributes().unwrap().sched_runtime, before.sched_runtime, "a thread of its own");
     }
 
     #[test]

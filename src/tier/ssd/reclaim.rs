@@ -39,7 +39,6 @@ use super::load::{read_block, says_that_it_is_damaged};
 use super::queue::{Retain, Stored};
 use super::reasons::DroppedFor;
 use super::zone::{FooterPlace, Zone, ZoneState};
-use crate::ffi::give_way;
 
 /// Zones that are kept free ahead of the writer.
 pub(super) const SPARE_ZONES: usize = 2;
@@ -53,7 +52,6 @@ const ANSWER_LIMIT: Duration = Duration::from_millis(100);
 impl Shared {
     /// Keeps zones free until the tier stops.
     pub(super) fn reclaim_in_background(&self) {
-        give_way();
         let mut choosing = Choosing::default();
         let mut kept_at = Instant::now();
         while !self.is_stopping() {

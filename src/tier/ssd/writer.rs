@@ -25,7 +25,6 @@ use super::identity::flush;
 use super::index::ZoneId;
 use super::open_zone::OpenZone;
 use super::queue::{Done, Job, Next, Stored};
-use crate::ffi::give_way;
 
 /// How long an idle writer sleeps at most.
 const IDLE: Duration = Duration::from_secs(1);
@@ -77,7 +76,6 @@ impl Writer {
 
     /// Writes what comes until the queue is closed and empty.
     pub(super) fn run(mut self) {
-        give_way();
         let device = Arc::clone(&self.device);
         loop {
             let is_busy = !self.flight.is_empty() || self.may_settle();

@@ -8,7 +8,6 @@ use std::thread::JoinHandle;
 use parking_lot::{Condvar, Mutex};
 
 use super::Job;
-use crate::ffi::give_way;
 
 #[derive(Debug, Default)]
 struct Line {
@@ -72,7 +71,6 @@ impl Drop for Pool {
 }
 
 fn work(shared: &Shared) {
-    give_way();
     loop {
         let job = {
             let mut line = shared.line.lock();

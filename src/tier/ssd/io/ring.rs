@@ -16,7 +16,6 @@ use parking_lot::Mutex;
 use super::Job;
 use super::ffi::{WakeCounter, push};
 use super::requests::{Requests, WAKE, is_passing};
-use crate::ffi::give_way;
 
 #[derive(Debug, Default)]
 struct Arrivals {
@@ -111,7 +110,6 @@ struct Worker {
 
 impl Worker {
     fn run(mut self) {
-        give_way();
         loop {
             let is_closed = self.take_arrivals();
             if is_closed && self.requests.is_idle() {
