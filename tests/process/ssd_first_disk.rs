@@ -113,8 +113,12 @@ fn the_first_disk_of_a_running_daemon_takes_what_is_evicted_and_a_restart_knows_
     assert_eq!((&told["as_configured"], &told["disks"][0]), (&false.into(), &ready(disk.path()).0.into()));
     assert_eq!(change(&mount, "add", disk.path()).status, 409);
     assert_eq!(only_disk(&mount), ready(disk.path()));
-    let threads = threads_for_disks(&mount);
-    assert!(["demoter", "load-15", "ssd-reclaim"].iter().all(|name| threads.contains(&(*name).to_owned())));
+    // A thread names itself when it first runs.
+    let are_there = || {
+        let threads = threads_for_disks(&mount);
+        ["demoter", "load-15", "ssd-reclaim"].iter().all(|name| threads.iter().any(|thread| thread == name))
+    };
+    assert!(until(HANG, are_there), "{:?}", threads_for_disks(&mount));
 
     write_all(&mount, &namespace, MANY..2 * MANY);
     let deep = namespace.join("a");
