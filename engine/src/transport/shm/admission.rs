@@ -54,7 +54,9 @@ impl Shared {
         let mut token = Token::default();
         let first = tokio::time::timeout(TOKEN_LIFE, socket.receive(&mut token)).await;
         let is_whole = matches!(first, Ok(Ok((count, None))) if count == token.len());
-        let granted = self.tokens.lock().get(&token).filter(|_| is_whole).map(|&(peer, _)| peer);
+        let granted = self.tokens.lock().get(&token).copied();
+        let granted =
+            granted.filter(|(_, since)| is_whole && since.elapsed() < TOKEN_LIFE).map(|(peer, _)| peer);
         let Some(peer) = granted else {
             tracing::warn!("shm: a connection without a valid token was closed");
             return;
