@@ -4,6 +4,9 @@
 //! - Who has to hear of changes of a key hears of them in the order in which they were decided: who waits for one waits for
 //!   those before it.
 //! - All that is waited for ends: a member answers, or is lost, or is owed it.
+//!
+//! Limits: [`SLICE`] changes are put in order under one hold of the lock. One that is not settled by the deadline of who asks is
+//! answered as [`Outcome::Late`]; telling goes on.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Leaving with nothing lost: what only this member holds is copied to others, the hottest first, and then it leaves.
+//! Draining: what only this member holds is copied to others, the hottest first, so that it leaves with nothing lost.
 //!
 //! Invariants
 //! - While it drains, this member keeps no copies for others, and its own do not count, nor do those of others that drain.

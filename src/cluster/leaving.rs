@@ -5,7 +5,8 @@
 //!   who serves its shards with it is there and has heard of all that it decided: removals are known to these two alone.
 //! - When it could not leave it has the coordinator keep it.
 //!
-//! Limits: who has not heard within [`HEARD_WITHIN`] that it left forgets what it held when it is given up.
+//! Limits: who has not heard within [`HEARD_WITHIN`] that it left forgets what it held when it is given up; the coordinator is asked
+//! [`REGISTER_TRIES`] times to keep a member, after which it is an error in the log.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,5 +1,5 @@
-//! Members that do not answer in time: such a member is not waited for any more, and is asked whether it is there until it
-//! answers.
+//! Requests to other members, and those that do not answer one in time: such a member is not waited for any more, and is asked
+//! whether it is there until it answers.
 //!
 //! Invariants
 //! - A member is judged only by what it answers at once when it is well, for which it was given [`FAIR`] time, and by who notices

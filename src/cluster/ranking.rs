@@ -1,4 +1,5 @@
-//! Which source of an object is asked first, and how long one is waited for: what reading from each of them has shown.
+//! Which source of an object is asked first, and how long one is waited for: by where it is, how busy it is, and what reading from
+//! it has shown.
 //!
 //! Invariant: a lost member that was asked in vain a moment ago is not waited for.
 

@@ -5,13 +5,20 @@
 //! for the RELEASE. FLUSH alone proves nothing: a forked child sends one too, for every descriptor that it inherited,
 //! when it starts another program or ends. Only the process that opened the file announces.
 //!
+//! Before what may be the last close the file finds its room, so that close(2) can say that it has none, and gets a provisional
+//! record, by which it survives a daemon that dies before the RELEASE. How its writer ended is noted here, too.
+//!
 //! Limit: an announced close is expected for [`CLOSE_WAIT`].
 
 use tidefs_engine::types::ByteCount;
 
-use super::object::CLOSE_WAIT;
+use std::time::Duration;
+
 use super::{Caller, Datapath, Error, HandleId, IoPath, Marks, Object, Phase, Place, State};
 use crate::namespace::{Name, Slot, WriterFate, writer_fate};
+
+/// How long an announced close is expected: the kernel sends RELEASE at once, which waits for a thread of the daemon.
+pub const CLOSE_WAIT: Duration = Duration::from_millis(200);
 
 /// `sealed_at_ns` of a record that counts only while its file was not written after it.
 pub(super) const PROVISIONAL: i64 = i64::MIN;

@@ -1,7 +1,7 @@
 //! Open handles: what is known of each, and who moves its bytes.
 //!
-//! Invariant: while a handle of an inode is served by passthrough all of them are, and while one that the daemon serves
-//! may have mapped the file none is: the kernel refuses the mix with EIO (fs/fuse/iomode.c).
+//! Invariant: while a handle of an inode is served by passthrough, every further one that the kernel opens is; while one that the
+//! daemon serves may have mapped the file, none is: the kernel refuses the mix with EIO (fs/fuse/iomode.c).
 
 use std::sync::atomic::Ordering;
 

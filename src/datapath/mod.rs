@@ -114,12 +114,13 @@ pub use fastpath::{
     ReadyRequest, RetiredSegments, Run, SealRequest, Session,
 };
 pub use fate::Fate;
+pub use flush::CLOSE_WAIT;
 pub use handle::{Handle, HandleId, IoPath, UNKNOWN_WRITERS};
 pub use inspect::{EvictionProgress, NamespaceFacts, NodeFacts, Obstacle, OperatorEviction, Overview};
 pub use listing::{Listed, Page, Paged};
 pub use loader::{Job, Loader, Need, Rest};
 pub use lookup::{Lookup, Patience};
-pub use object::{CLOSE_WAIT, Marks, Object, Phase, Place};
+pub use object::{Marks, Object, Phase, Place};
 pub use open::{OpenOptions, Opened};
 pub use recover::Recovered;
 pub use rights::Credentials;

@@ -10,7 +10,6 @@
 use std::fs::File;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tidefs_engine::types::{ByteCount, SegmentId, Version};
 
@@ -18,9 +17,6 @@ use super::open_state::{OpenState, WriterProcess};
 use crate::namespace::{ProcessId, Slot};
 use crate::tier::memory::{PackedExtent, PolicyRecord};
 use crate::tier::scratch::ScratchFile;
-
-/// How long an announced close is expected: the kernel sends RELEASE at once, and which waits for a thread of the daemon.
-pub const CLOSE_WAIT: Duration = Duration::from_millis(200);
 
 /// Where the bytes of a file are.
 #[derive(Clone, Debug)]

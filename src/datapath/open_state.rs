@@ -1,9 +1,8 @@
 //! What is kept of a file only while it is open, written, or has a policy of its own: who has it open, who is about to, and
 //! what its writers did.
 //!
-//! Invariants
-//! - Of all handles of a file the kernel serves each by passthrough or none.
-//! - Of those that may write, no more are counted as closed than there are.
+//! Invariant: of the handles that may write, no more are counted as closed than there are. Who moves the bytes of each is decided
+//! in `handle.rs`.
 
 use std::fs::File;
 use std::sync::Arc;

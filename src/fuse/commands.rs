@@ -1,7 +1,8 @@
 //! Hot path: what each command of the fast path does, and what is told of each of its entries.
 //!
-//! A command fails as a whole when the directory to which its names are relative was removed, when an area is not to be had,
-//! or when this kernel cannot do it. Else each entry has a result of its own, in the order in which they came.
+//! A command fails as a whole when the directory to which its names are relative was removed, when an area is not to be had or is
+//! not its session's, when a wait has no room for its result, or when this kernel cannot do it. Else the entries have a result
+//! each, in the order in which they came; of a prefix its length is told, and what gives back or aborts has none.
 //!
 //! Limits: a reply of RETIRED names [`RETIRED_AT_ONCE`] segments; one request copies [`AREA_MAX`] bytes, and an entry beyond
 //! that is told so.

@@ -1,4 +1,4 @@
-//! The table of inodes; the tree of names over it is [`paths`].
+//! The tree of one mount. Here is its table of inodes; which name stands where, and where a path leads, is in [`paths`].
 //!
 //! Invariants
 //! - A slot is freed when the node has no name, no kernel look-up and no user in the datapath, in that call.

@@ -1,10 +1,10 @@
 //! The queue's state machines under many orders of threads: nothing is lost, nothing ends twice, nobody waits for
 //! ever. And the words of shared memory: what was taken back is not touched.
 //!
-//! This program compiles `queue/lane.rs`, `queue/transfer.rs` and `transport/shm/word.rs` once more, over locks and
-//! atomics that hand the processor over where a test's scheduler says ([`sync`]): at random, and so that few switches
-//! happen at unlucky places. Each case runs in some thousands of orders. What fails is printed with the schedule that
-//! shows it.
+//! This program compiles `queue/lane.rs`, `queue/transfer.rs` with its `handle.rs`, and `transport/shm/word.rs` once more,
+//! over locks and atomics that hand the processor over where a test's scheduler says ([`sync`]): at random, and so that few
+//! switches happen at unlucky places. Each case runs in some thousands of orders. What fails is printed with the schedule
+//! that shows it.
 //!
 //! Limit: operations on atomics are taken in one order that all threads see; weaker orderings are not tried.
 //!

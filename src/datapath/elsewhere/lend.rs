@@ -1,4 +1,4 @@
-//! Lending objects to other members: a short one as its bytes, another one as the segment that has them.
+//! Lending objects to other members: a short or packed one as its bytes, another one as the segment that has them.
 //!
 //! Invariants
 //! - What is lent stays while the loan lasts: a handle of it is open.

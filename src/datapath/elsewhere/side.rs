@@ -1,6 +1,7 @@
 //! This daemon's place in its cluster: it has one, is to have one, or is alone.
 //!
-//! Invariant: what is removed here before this host is a member is told to the others when it is.
+//! Invariant: what is removed while this host is to be a member and is none yet is told to the others when it is, or by a later
+//! start.
 //!
 //! Limits: [`REMOVED_ALONE_MAX`] such removals; further ones are told to nobody, counted in `catalog_failures`, and warned of.
 

@@ -1,4 +1,5 @@
-//! Sealing the new objects of the fast path: each gets its length and its name in one step, by the rules of rename(2).
+//! Sealing the new objects of the fast path: each is cut to its length, and then gets its name in one step, by the rules of
+//! rename(2).
 //!
 //! Invariants
 //! - Whoever is told that an object is sealed finds it by its name through the kernel, too.

@@ -1,4 +1,4 @@
-//! The tree of names over the table of inodes: what stands in which directory, under which name, and where a path leads.
+//! The names of the tree: what stands in which directory, under which name, and where a path leads.
 //!
 //! Invariants
 //! - A node with a parent is in that parent's children under its name, once; a node without one is in none.

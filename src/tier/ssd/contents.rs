@@ -2,9 +2,10 @@
 //!
 //! Invariants
 //! - A record of a zone without a footer counts only when its data matches its checksum: a torn one loses itself alone.
-//! - What says that it is of another life of the zone, or does not fit into it, is not in it.
+//! - What says that it is of another life of the zone, or does not fit into it, is not in it; a footer that names such a thing is
+//!   none.
 //!
-//! Threads: those that build the index, name what is in it, or take a zone back; all of them wait for the disk.
+//! Threads: those that build the index, name what is in it, take a zone back, give it up, or empty a disk; all wait for the disk.
 
 use std::io;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Emptying a disk: what it holds [goes to the others](super::moving), zone by zone, those that were opened first first.
+//! Moving a disk: what it holds [goes to the others](super::moving), zone by zone, those that were opened first first.
 //!
 //! Invariants
 //! - A zone of a leaving disk is void on it before its records could be missed by a removal: other disks keep their
@@ -23,7 +23,7 @@ use super::Shared;
 use super::change::{ChangeError, busy};
 use super::device::Device;
 use super::index::Place;
-use super::moving::{Emptying, Record, UNTAKEN, records_of};
+use super::moving::{Moving, Record, UNTAKEN, records_of};
 use super::queue::{Job, report_to};
 use super::reasons::DroppedFor;
 
@@ -164,13 +164,13 @@ impl Shared {
         let _vacated = device.vacating.begin(zone);
         let (records, before) = (records_of(device, zone, entries), *drained);
         let mut rest: Vec<&Record> = records.iter().collect();
-        let mut emptying = Emptying::new(self, device, drained);
+        let mut moving = Moving::new(self, device, drained);
         for _ in 0..ATTEMPTS {
-            if !emptying.move_all(rest, pace, progress)? {
-                emptying.drained.count_as(before);
+            if !moving.move_all(rest, pace, progress)? {
+                moving.drained.count_as(before);
                 return Ok(false);
             }
-            let left = std::mem::take(&mut emptying.left);
+            let left = std::mem::take(&mut moving.left);
             self.flush_moved()?;
             if !device.end_reading(zone, READERS_LIMIT) {
                 self.quarantine(device, zone);
@@ -188,7 +188,7 @@ impl Shared {
                     device.count_write_error(&error);
                     if self.turns_out_to_fail(device) {
                         device.keep_zone(zone);
-                        emptying.drained.count_as(before);
+                        moving.drained.count_as(before);
                     } else {
                         self.quarantine(device, zone);
                     }
@@ -196,8 +196,8 @@ impl Shared {
                 return Ok(true);
             }
             device.keep_zone(zone);
-            emptying.drained.moved = emptying.drained.moved.saturating_sub(given_back);
-            emptying.drained.count_as(before);
+            moving.drained.moved = moving.drained.moved.saturating_sub(given_back);
+            moving.drained.count_as(before);
         }
         Err(stuck(UNTAKEN))
     }

@@ -11,8 +11,8 @@
 //!   them. One whose version was stored before, which a start would find instead, is given up then, unless it is pinned. Until
 //!   such a record is written again the index names no zone for it, and loads try again.
 //!
-//! Limits: [`REINSERTED_PARTS`] of [`PARTS`] of a zone are written again, about [`REINSERT_WINDOW`] bytes at once, and waited for
-//! no longer than [`REINSERT_LIMIT`].
+//! Limits: [`REINSERTED_PARTS`] of [`PARTS`] of a zone are written again at most, about [`REINSERT_WINDOW`] bytes at once, and
+//! waited for no longer than [`REINSERT_LIMIT`].
 //! Threads: the reclaimer; those that empty a disk move records by [`Shared::rewrite`], too.
 
 use std::sync::Arc;

@@ -14,7 +14,7 @@
 //! Limits: an object fits into a zone; keys and what is kept beside are bounded by the block of a header. Real blocks
 //! never pass the capacity: zones are allocated once and used again.
 //! Threads: any, every method; [`SsdTier::load`] waits for the disk, at most the configured limit. Own threads: a writer
-//! for each disk, one reclaimer, and those of the I/O.
+//! for each disk, one reclaimer, one that goes on emptying disks where a start finds some, and those of the I/O.
 
 mod admission;
 mod bucket;

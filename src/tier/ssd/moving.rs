@@ -116,8 +116,8 @@ struct OnItsWay<'a> {
     end: Receiver<Stored>,
 }
 
-/// What becomes of the records of a zone that is emptied.
-pub(super) struct Emptying<'a> {
+/// The records of a zone on their way to other disks, and what becomes of each.
+pub(super) struct Moving<'a> {
     shared: &'a Shared,
     device: &'a Device,
     pub(super) drained: &'a mut Drained,
@@ -131,7 +131,7 @@ pub(super) struct Emptying<'a> {
     failed: HashSet<(Place, u8)>,
 }
 
-impl<'a> Emptying<'a> {
+impl<'a> Moving<'a> {
     pub(super) fn new(shared: &'a Shared, device: &'a Device, drained: &'a mut Drained) -> Self {
         Self {
             shared,

@@ -1,4 +1,4 @@
-//! Emptying a disk that takes no writes: no zone of it can be made void, so it is emptied as a whole.
+//! Moving a disk that takes no writes: no zone of it can be made void, so it is emptied as a whole.
 //!
 //! All that can be read moves, and when that is durable on other disks the pool goes ahead of this one
 //! ([`super::outdated`]): the next start gives up what it holds.
@@ -19,7 +19,7 @@ use super::change::ChangeError;
 use super::device::Device;
 use super::drain::{ATTEMPTS, Drained, Pace, stuck};
 use super::format::Tombstone;
-use super::moving::{Emptying, UNTAKEN, records_of};
+use super::moving::{Moving, UNTAKEN, records_of};
 
 impl Shared {
     /// After a failed write: whether the disk takes no more, which it takes a few to know.
@@ -81,12 +81,12 @@ impl Shared {
                     return Ok(());
                 };
                 let records = records_of(device, zone, entries);
-                let mut emptying = Emptying::new(self, device, drained);
-                if !emptying.move_all(records.iter().collect(), pace, progress)? {
-                    emptying.drained.count_as(before);
+                let mut moving = Moving::new(self, device, drained);
+                if !moving.move_all(records.iter().collect(), pace, progress)? {
+                    moving.drained.count_as(before);
                     return Ok(());
                 }
-                left += emptying.left.len() as u64;
+                left += moving.left.len() as u64;
             }
             self.flush_moved()?;
             if drained.moved == moved {

@@ -7,6 +7,8 @@
 //!   not be written is tried again.
 //! - What is said to be durable was written before the disk was flushed.
 //!
+//! Limits: [`UNSETTLED_MAX`] removals are written before they are made durable, though there is more to do; after a failure they
+//! are tried again every [`RETRY`].
 //! Threads: one for each disk, `ssd-write-N`.
 
 mod flight;

@@ -2,7 +2,7 @@
 //!
 //! Invariants
 //! - Who blocks does the work of the transport meanwhile, where that lends some, and is called away from it by the end.
-//! - A handle that is dropped gives up what has not ended.
+//! - A handle that is dropped gives up what has not ended, unless it was detached.
 //!
 //! Limit: a thread works for [`WORK_MAX`] at most, and sleeps until the end then.
 //!

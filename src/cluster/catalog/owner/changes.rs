@@ -1,7 +1,7 @@
 //! What becomes of a change that a member asks for: a version published or announced, a name removed, a copy taken or let go of.
 //!
 //! Invariants
-//! - Who decides about a key decides its order; who does not takes only what members say that they hold.
+//! - Who decides about a key puts its changes in order; the other owner takes only what members announce, or let go of.
 //! - Who is told of a change is returned with it, and so is whether the other owner has to know.
 
 use std::time::Duration;

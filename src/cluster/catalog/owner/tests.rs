@@ -1,4 +1,4 @@
-//! What an owner makes of notes that come late, and of members that were started again.
+//! What an owner makes of what comes late, and of members that are away, were started again, or are forgotten.
 
 mod other_owner;
 

@@ -1,8 +1,9 @@
 //! What another owner of a shard says of a key, and what of it counts here.
 //!
 //! Invariants
-//! - The word of one who decides the order counts as it is; else what is later counts, and the other owner has to be told.
-//! - What a holder said here itself is not changed by hearsay.
+//! - Of two versions the later counts; where that is the one known here, the other owner has to be told.
+//! - Of one version the word of one who decides the order counts as it is; that of another only adds holders: what a holder said
+//!   here itself is not changed by hearsay.
 
 use std::time::Duration;
 
@@ -44,7 +45,7 @@ impl Table {
         }
     }
 
-    /// Takes the word of another owner of the shard: that of one who decides the order as it is, else what is later.
+    /// Takes the word of another owner of the shard where it is not earlier: that of one who decides the order as it is.
     pub fn adopt(&mut self, key: KeyId, theirs: State, is_decided: bool, now: Duration) -> Adopted {
         let ours = self.state(key, Stamp(0));
         let our_stamp = match &ours {

@@ -1,4 +1,4 @@
-//! Messages to a member about what names stand for: the bytes of an object, the names of a directory.
+//! Messages to a member about contents: the bytes of an object, the names of a directory.
 
 use serde::{Deserialize, Serialize};
 use tidefs_engine::engine::FIRST_FREE_CHANNEL;

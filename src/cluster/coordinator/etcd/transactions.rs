@@ -1,8 +1,9 @@
 //! What is done in etcd at one stroke, or not at all: a start is counted, a record changed or removed, the id of the cluster
 //! drawn.
 //!
-//! Invariant: what was read is written over only while nobody else has changed it; else it is read again. Each of them may be done
-//! twice without harm.
+//! Invariants
+//! - What was read is written over only while nobody else has changed it; else it is read again.
+//! - Each may be done twice without harm.
 
 use etcd_client::{Client, Compare, CompareOp, Txn, TxnOp, TxnOpResponse};
 use tidefs_engine::types::Incarnation;

@@ -1,4 +1,5 @@
-//! What the members agreed on comes to hold here: namespaces are entered, owner, mode and policy of directories changed.
+//! What the members agreed on comes to hold here: namespaces are entered and withdrawn, owner, mode and policy of directories
+//! changed.
 //!
 //! Invariants
 //! - What is agreed on is in force whether or not a record of it can be written: who is denied something must not see it.

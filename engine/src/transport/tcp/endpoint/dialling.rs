@@ -4,8 +4,9 @@
 //! - Each connection has a place, and each place a task that fills it for as long as the endpoint stands.
 //! - The endpoint has failed when no connection is left and none can be made.
 //!
-//! Limits: [`ATTEMPTS_MAX`] attempts while there is no connection; before each but the first a pause that grows from the one to
-//! the other bound of [`PAUSE`].
+//! Limits: the first dial makes one attempt for each place. Later a place tries again after pauses that grow from the one to the
+//! other bound of [`PAUSE`]; when it has failed [`ATTEMPTS_MAX`] times in a row, or is refused, and there is no connection at all,
+//! the endpoint has failed.
 //!
 //! Threads: those of the runtime of the links.
 

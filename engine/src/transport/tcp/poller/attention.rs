@@ -1,10 +1,11 @@
 //! Hot path: how a poller looks after one connection: what its thread waits for there, and how that is woken.
 //!
 //! Invariants
-//! - Room in a socket is waited for only where something waits for it: there is room nearly always.
+//! - Once a guest has had the connection, room in its socket is waited for only where something waits for that: there is room
+//!   nearly always.
 //! - While a guest has the connection, the thread waits for nothing there, and the guest is woken in its place.
 //!
-//! Threads: whichever works on the connection; the lock of its attention is held for a system call.
+//! Threads: whichever works on the connection or posts to it; the lock of its attention is held for a system call.
 
 use std::io;
 use std::sync::atomic::{AtomicU8, Ordering};
