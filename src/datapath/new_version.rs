@@ -149,6 +149,8 @@ impl Datapath {
         if let Some(old) = state.object_mut(slot) {
             old.open_mut().next_version = Some(version);
         }
+        // What gave way had kept the object from leaving: it is not to go for the room that is made next.
+        state.update_hold(slot);
         state.tell_clients(slot);
         state.part_from_begun(slot);
         state.recharge(version);

@@ -4,7 +4,7 @@ use super::{CREATE, READ, WRITE, at, start};
 use crate::logic::Logic;
 use crate::operation::{NAMES, Op, Pick, Setting, Target};
 use crate::run::Run;
-use crate::system::System;
+use crate::system::{Open, System};
 
 /// `name` in one of the directories that exist.
 fn within(directory: u16, name: &str) -> Target {
@@ -69,6 +69,25 @@ fn what_was_closed_before_a_rename_counts_whole_beside_the_version_that_is_begun
     let second = run.opened(1, "k0", WRITE);
     assert!(!run.seen(1, "k1"), "one of the two does");
     for token in [writer, second, reader] {
+        run.closed(token);
+    }
+}
+
+#[test]
+fn what_is_written_over_stays_though_what_was_to_replace_it_before_counts_whole_from_then_on() {
+    let mut run = start();
+    run.quota(160);
+    run.stored(0, "k0", 80_000);
+    let reader = run.opened(2, "k0", READ);
+    let writer = run.opened(0, "k0", WRITE);
+    run.step(&Op::Flush { handle: Pick(1) });
+    run.stored(1, "k3.tmp", 60_000);
+    run.renamed(1, "k3.tmp", "k0");
+    run.stored(1, "k1", 40_000);
+    let other = run.opened(2, "k1", READ);
+    let second = run.opened(1, "k0", Open { truncate: true, ..WRITE });
+    assert!(run.seen(2, "k0"), "nobody could have it in its place");
+    for token in [writer, second, other, reader] {
         run.closed(token);
     }
 }
