@@ -44,8 +44,10 @@ impl Owner {
         now: Duration,
     ) -> Learned {
         let mut learned = Learned::default();
-        // Holders of what has ended that were answered about it, too, with the shards of that.
+        // Holders of what has ended that were answered about it, too, with the shards of that; and who announces all that it has,
+        // once for all keys.
         let mut answered: BTreeMap<MemberId, BTreeSet<u16>> = BTreeMap::new();
+        let mut announcing = BTreeSet::new();
         for (key, known) in keys {
             let key = KeyId(*key);
             let is_mine = self.has_to_know(key.shard(), word.view);
@@ -92,10 +94,10 @@ impl Owner {
                         learned.tell.push((member, revocation));
                     }
                 }
-                learned.tell.extend(holders.into_iter().map(|member| (member, Revocation::AnnounceAgain)));
+                announcing.extend(holders);
             } else if !losers.is_empty() {
                 let members = losers.iter().filter_map(|&slot| self.slots.peer(slot));
-                learned.tell.extend(members.map(|peer| (peer.member, Revocation::AnnounceAgain)));
+                announcing.extend(members.map(|peer| peer.member));
             }
             if is_ours_later {
                 learned.ours_later.push(key);
@@ -103,6 +105,7 @@ impl Owner {
                 learned.ended.push((key.0, Known::Gone { stamp }));
             }
         }
+        learned.tell.extend(announcing.into_iter().map(|member| (member, Revocation::AnnounceAgain)));
         // What such a holder has it keeps, and announces; what it was answered may be all that it knows of the name.
         let forget = |shards: BTreeSet<u16>| Revocation::Forget { shards: Vec::from_iter(shards), view: 0 };
         learned.tell.extend(answered.into_iter().map(|(member, shards)| (member, forget(shards))));
@@ -140,7 +143,8 @@ impl Owner {
 
     /// Who is away from the other owner tells this one alone what it holds.
     fn keep_copies_of_away(&self, key: KeyId, word: &Replicate, theirs: &mut Entry) {
-        let Some(ours) = self.table.get(key).filter(|ours| ours.stamp() == theirs.stamp()) else { return };
+        let is_same = |ours: &&Entry| ours.stamp() == theirs.stamp() || ours.is_made_anew_as(theirs);
+        let Some(ours) = self.table.get(key).filter(is_same) else { return };
         for (slot, medium) in ours.copies.iter() {
             let member = self.slots.peer(slot).map(|peer| peer.member);
             let is_away = word.away_ms.iter().any(|&(away, _)| Some(away) == member);
