@@ -57,8 +57,9 @@ impl State {
     /// All who write the file in `slot` have closed it, as far as is known.
     pub(super) fn note_closed(&mut self, slot: Slot) {
         // Hot path: what is the first under its name gives way to whatever is published there.
-        let open = self.object(slot).and_then(|object| object.open.as_deref());
-        if open.is_none_or(|open| open.supersedes.is_none()) {
+        let Some(open) = self.object_mut(slot).and_then(|object| object.open.as_deref_mut()) else { return };
+        if open.supersedes.is_none() {
+            open.closed_as = None;
             return;
         }
         let content = self.content_of(slot);
@@ -69,10 +70,20 @@ impl State {
 
     /// The owner of the file in `slot` has set its times, which writes nothing: it was like `before`.
     pub(super) fn note_stamped(&mut self, slot: Slot, before: Option<Content>) {
+        let is_unchanged = |noted: &Option<Content>| noted.is_none() || *noted == before;
+        let Some(open) = self.object_mut(slot).and_then(|object| object.open.as_deref_mut()) else { return };
+        let (is_as_closed, is_as_overtaken) =
+            (is_unchanged(&open.closed_as), is_unchanged(&open.overtaken_as));
+        if !is_as_closed || !is_as_overtaken {
+            // With its time set back it would look as if it had not been written.
+            open.writes += 1;
+        }
         let now = self.content_of(slot);
         let Some(open) = self.object_mut(slot).and_then(|object| object.open.as_deref_mut()) else { return };
-        for noted in [&mut open.closed_as, &mut open.overtaken_as] {
-            if noted.is_some() && *noted == before {
+        for (noted, is_unchanged) in
+            [(&mut open.closed_as, is_as_closed), (&mut open.overtaken_as, is_as_overtaken)]
+        {
+            if noted.is_some() && is_unchanged {
                 *noted = now;
             }
         }
