@@ -62,11 +62,14 @@ impl Datapath {
             // Who looks it up from now on waits for what comes of it, unless somebody is still to come.
             state.stop_expecting(slot, now_ms);
         }
+        // A rename may have come meanwhile, and a writer who has it open from now on.
+        let is_as_overtaken = state.is_as_overtaken(slot);
         let Some(object) = state.object_mut(slot) else { return kept };
         let was_shown = object.marks.has(Marks::SHOWN);
+        let is_written = object.phase == Phase::Writing;
         let open = object.open_mut();
-        if may_be_last {
-            (open.closing, open.is_overtaken) = (true, adds_nothing);
+        if may_be_last && is_written && open.flushed == open.writers {
+            (open.closing, open.is_overtaken) = (true, is_as_overtaken);
             open.announced_at_ms = now_ms;
         }
         if fate != WriterFate::Killed && open.was_child_killed {

@@ -167,8 +167,14 @@ impl Datapath {
         let open = state.object(slot).and_then(|object| object.open.as_deref());
         let is_pending = open.is_some_and(|open| open.supersedes.is_some());
         let is_withdrawn = |open: &OpenState| open.withdrawn == Some((stat.size, stat.attributes.mtime_ns));
-        let is_gone_by = |open: &OpenState| open.is_overtaken || is_withdrawn(open);
-        if open.is_some_and(is_gone_by) || state.is_as_overtaken(slot) {
+        let (is_withdrawn, is_overtaken) =
+            open.map_or((false, false), |open| (is_withdrawn(open), open.is_overtaken));
+        let is_overtaken = is_overtaken || state.is_as_overtaken(slot);
+        if is_overtaken {
+            // All hosts were told of it, perhaps, by a close that the rename of what stands there overtook.
+            afterwards.untold.extend(state.outlives(slot));
+        }
+        if is_withdrawn || is_overtaken {
             // All hosts had it for a while, until another one replaced or removed it, or it was closed before what stands there.
             afterwards.doomed.push(state.discard_writing(slot));
             return;

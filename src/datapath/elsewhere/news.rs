@@ -250,7 +250,8 @@ impl Datapath {
             let parks = object.version.0 == 0 && self.is_temporary(&name);
             let is_nowhere = open.supersedes.is_none() && state.tree.node(slot).is_detached();
             // What was overtaken meanwhile is no object when it is released.
-            if open.refused.is_some() || open.is_overtaken || parks || is_nowhere {
+            let is_overtaken = open.is_overtaken || state.is_as_overtaken(slot);
+            if open.refused.is_some() || is_overtaken || parks || is_nowhere {
                 return None;
             }
             let stat = self.stat_of(&state, slot);
