@@ -166,14 +166,9 @@ impl Datapath {
         state.tree.node_mut(slot).attributes.mtime_ns = stat.attributes.mtime_ns;
         let open = state.object(slot).and_then(|object| object.open.as_deref());
         let is_pending = open.is_some_and(|open| open.supersedes.is_some());
-        let is_withdrawn = |open: &OpenState| open.withdrawn == Some((stat.size, stat.attributes.mtime_ns));
-        let (is_withdrawn, is_overtaken) =
-            open.map_or((false, false), |open| (is_withdrawn(open), open.is_overtaken));
-        let is_overtaken = is_overtaken || state.is_as_overtaken(slot);
-        if is_overtaken {
-            // All hosts were told of it, perhaps, by a close that the rename of what stands there overtook.
-            afterwards.untold.extend(state.outlives(slot));
-        }
+        let as_it_is = Some((stat.size, stat.attributes.mtime_ns));
+        let is_withdrawn = open.is_some_and(|open| open.withdrawn == as_it_is);
+        let is_overtaken = open.is_some_and(|open| open.is_overtaken) || state.is_as_overtaken(slot);
         if is_withdrawn || is_overtaken {
             // All hosts had it for a while, until another one replaced or removed it, or it was closed before what stands there.
             afterwards.doomed.push(state.discard_writing(slot));
