@@ -110,7 +110,7 @@ impl Datapath {
             && let Some(file) = self.file_to_stamp(&state, slot)
         {
             let attributes = state.tree.node(slot).attributes;
-            let before = state.content_of(slot);
+            let before = state.content_if_noted(slot);
             if state.object(slot).is_some_and(Object::is_slot_file) {
                 // Without the lock: it is on a disk.
                 drop(state);

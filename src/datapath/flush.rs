@@ -10,9 +10,9 @@
 //!
 //! Limit: an announced close is expected for [`CLOSE_WAIT`].
 
-use tidefs_engine::types::ByteCount;
-
 use std::time::Duration;
+
+use tidefs_engine::types::ByteCount;
 
 use super::{Caller, Datapath, Error, HandleId, IoPath, Marks, Object, Phase, Place, State};
 use crate::namespace::{Name, Slot, WriterFate, writer_fate};

@@ -36,7 +36,7 @@ impl OpenState {
 
 impl State {
     /// What the file in `slot`, which somebody has open or is to write, is like now.
-    pub(super) fn content_of(&self, slot: Slot) -> Option<Content> {
+    fn content_of(&self, slot: Slot) -> Option<Content> {
         let object = self.object(slot)?;
         let writes = object.open.as_deref()?.writes;
         let file = match &object.place {
@@ -56,34 +56,34 @@ impl State {
 
     /// All who write the file in `slot` have closed it, as far as is known.
     pub(super) fn note_closed(&mut self, slot: Slot) {
+        let open = self.object(slot).and_then(|object| object.open.as_deref());
         // Hot path: what is the first under its name gives way to whatever is published there.
-        let Some(open) = self.object_mut(slot).and_then(|object| object.open.as_deref_mut()) else { return };
-        if open.supersedes.is_none() {
-            open.closed_as = None;
-            return;
-        }
-        let content = self.content_of(slot);
-        if let Some(object) = self.object_mut(slot) {
-            object.open_mut().closed_as = content;
+        let content =
+            if open.is_some_and(|open| open.supersedes.is_some()) { self.content_of(slot) } else { None };
+        if let Some(open) = self.object_mut(slot).and_then(|object| object.open.as_deref_mut()) {
+            open.closed_as = content;
         }
     }
 
-    /// The owner of the file in `slot` has set its times, which writes nothing: it was like `before`.
+    /// What the file in `slot` is like before its times are set, where somebody will compare that: else it is not asked for.
+    pub(super) fn content_if_noted(&self, slot: Slot) -> Option<Content> {
+        let open = self.object(slot)?.open.as_deref()?;
+        let is_noted = open.closed_as.is_some() || open.overtaken_as.is_some();
+        if is_noted { self.content_of(slot) } else { None }
+    }
+
+    /// The owner of the file in `slot` has set its times, which writes nothing: it was like `before`, if that matters.
     pub(super) fn note_stamped(&mut self, slot: Slot, before: Option<Content>) {
-        let is_unchanged = |noted: &Option<Content>| noted.is_none() || *noted == before;
-        let Some(open) = self.object_mut(slot).and_then(|object| object.open.as_deref_mut()) else { return };
-        let (is_as_closed, is_as_overtaken) =
-            (is_unchanged(&open.closed_as), is_unchanged(&open.overtaken_as));
-        if !is_as_closed || !is_as_overtaken {
+        let open = self.object_mut(slot).and_then(|object| object.open.as_deref_mut());
+        let (Some(before), Some(open)) = (before, open) else { return };
+        if [open.closed_as, open.overtaken_as].into_iter().flatten().any(|noted| noted != before) {
             // With its time set back it would look as if it had not been written.
             open.writes += 1;
         }
         let now = self.content_of(slot);
         let Some(open) = self.object_mut(slot).and_then(|object| object.open.as_deref_mut()) else { return };
-        for (noted, is_unchanged) in
-            [(&mut open.closed_as, is_as_closed), (&mut open.overtaken_as, is_as_overtaken)]
-        {
-            if noted.is_some() && is_unchanged {
+        for noted in [&mut open.closed_as, &mut open.overtaken_as] {
+            if *noted == Some(before) {
                 *noted = now;
             }
         }
