@@ -244,3 +244,20 @@ fn a_holder_that_was_answered_about_what_has_ended_forgets_the_answer_and_keeps_
     let expected = [(MemberId(2), withdraw), (MemberId(3), Revocation::AnnounceAgain), (MemberId(3), forget)];
     assert_eq!(told, expected);
 }
+
+#[test]
+fn who_holds_several_names_that_are_said_to_be_gone_announces_what_it_has_once() {
+    let (mut owner, path) = owner();
+    let map = Arc::clone(owner.map());
+    let is_mine = |name: &Vec<u8>| {
+        map.owners(KeyId::of(name).shard()).is_some_and(|owners| owners.primary == MemberId(1))
+    };
+    let second = (0..).map(|number| format!("kw/{number}").into_bytes()).find(is_mine).unwrap();
+    let mut word = ended_at(&path, Stamp(20), Vec::new());
+    word.keys.extend(ended_at(&second, Stamp(20), Vec::new()).keys);
+    for name in [&path, &second] {
+        publish(&mut owner, start(3, 1), name, Stamp(20));
+    }
+    let told = owner.learn(MemberId(2), &word, &word.keys, NOW).tell;
+    assert_eq!(told, [(MemberId(3), Revocation::AnnounceAgain)]);
+}
