@@ -58,12 +58,7 @@ fn files_written_at_once_do_not_pass_their_quota() {
 fn what_was_closed_before_a_rename_counts_whole_beside_the_version_that_is_begun_after_it() {
     let mut run = start();
     run.quota(160);
-    run.stored(0, "k0", 60_000);
-    let reader = run.opened(2, "k0", READ);
-    let writer = run.opened(0, "k0", WRITE);
-    run.step(&Op::Flush { handle: Pick(1) });
-    run.stored(1, "k3.tmp", 60_000);
-    run.renamed(1, "k3.tmp", "k0");
+    let [reader, writer] = run.overtaken("k0", 60_000, 60_000);
     run.stored(1, "k1", 60_000);
     assert!(run.seen(1, "k1"), "what is written counts in the place of the object");
     let second = run.opened(1, "k0", WRITE);
@@ -77,12 +72,7 @@ fn what_was_closed_before_a_rename_counts_whole_beside_the_version_that_is_begun
 fn what_is_written_over_stays_though_what_was_to_replace_it_before_counts_whole_from_then_on() {
     let mut run = start();
     run.quota(160);
-    run.stored(0, "k0", 80_000);
-    let reader = run.opened(2, "k0", READ);
-    let writer = run.opened(0, "k0", WRITE);
-    run.step(&Op::Flush { handle: Pick(1) });
-    run.stored(1, "k3.tmp", 60_000);
-    run.renamed(1, "k3.tmp", "k0");
+    let [reader, writer] = run.overtaken("k0", 80_000, 60_000);
     run.stored(1, "k1", 40_000);
     let other = run.opened(2, "k1", READ);
     let second = run.opened(1, "k0", Open { truncate: true, ..WRITE });
@@ -96,12 +86,7 @@ fn what_is_written_over_stays_though_what_was_to_replace_it_before_counts_whole_
 fn what_was_closed_before_a_rename_counts_whole_when_the_object_is_renamed_over_what_is_written() {
     let mut run = start();
     run.quota(160);
-    run.stored(0, "k0", 60_000);
-    let reader = run.opened(2, "k0", READ);
-    let writer = run.opened(0, "k0", WRITE);
-    run.step(&Op::Flush { handle: Pick(1) });
-    run.stored(1, "k3.tmp", 60_000);
-    run.renamed(1, "k3.tmp", "k0");
+    let [reader, writer] = run.overtaken("k0", 60_000, 60_000);
     run.stored(1, "k1", 10_000);
     let second = run.opened(2, "k1", READ);
     let other = run.opened(1, "k1", WRITE);
