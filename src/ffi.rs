@@ -4,6 +4,7 @@ use std::io;
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 use std::thread;
+use std::time::Duration;
 
 use nix::sys::signal::{SigAction, Signal, sigaction};
 
@@ -33,6 +34,9 @@ pub(crate) fn keep_tables_in_mappings() {
         let _ = unsafe { libc::mallopt(parameter, value) };
     }
 }
+
+/// How long [`IdlePriority::rest`] sleeps: a small part of the pieces of work that it divides.
+const REST: Duration = Duration::from_micros(50);
 
 /// While it lives, the thread that made it runs only when nothing else wants its CPU, where it can come back from there.
 #[derive(Debug)]
@@ -68,6 +72,14 @@ impl IdlePriority {
         if self.is_lowered {
             schedule_or_tell(policy, 0);
         }
+    }
+
+    /// Sleeps for a moment, for which whoever waits gets the CPU. Called between pieces of long work.
+    ///
+    /// Where the kernel groups threads by their session, as it does by default (sched(7), autogroup), the priority counts among
+    /// those of one session alone: a program of another one waits for several time slices, or until this thread sleeps.
+    pub(crate) fn rest(&self) {
+        thread::sleep(REST);
     }
 
     /// Does `action` at ordinary priority: for what others wait for.

@@ -110,6 +110,7 @@ impl Datapath {
             if let Err(error) = self.checksum_when_idle(ino, &priority) {
                 tracing::debug!(ino = ino.0, %error, "no checksum was taken");
             }
+            priority.rest();
         }
     }
 
