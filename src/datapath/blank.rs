@@ -84,7 +84,7 @@ impl Stock {
 pub(super) struct Blanks {
     /// Guards which there are; held for moments.
     stock: Mutex<Stock>,
-    /// Signalled when one is asked for.
+    /// Signalled when what is asked for is to be made.
     asked: Condvar,
     bytes_max: ByteCount,
 }
@@ -96,7 +96,8 @@ impl Blanks {
         Self { stock: Mutex::default(), asked: Condvar::new(), bytes_max }
     }
 
-    /// Takes a segment of exactly this length, and asks for another one: what is loaded now is likely to be loaded again.
+    /// Takes a segment of exactly this length, and notes that another one is to be made: what is loaded now is likely to be
+    /// loaded again.
     fn take(&self, size: ByteCount) -> Option<Blank> {
         let mut stock = self.stock.lock();
         let found = stock.blanks.iter().rposition(|blank| blank.size() == size);
@@ -109,9 +110,13 @@ impl Blanks {
             stock.bytes = bytes;
             stock.count += 1;
             stock.wishes.push_back(size);
-            self.asked.notify_one();
         }
         blank
+    }
+
+    /// Has what was noted be made now.
+    pub(super) fn make(&self) {
+        self.asked.notify_one();
     }
 
     fn bytes(&self) -> ByteCount {
@@ -124,7 +129,8 @@ impl Blanks {
 }
 
 impl Datapath {
-    /// A segment of exactly this length whose pages stand, if there is one.
+    /// A segment of exactly this length whose pages stand, if there is one. The next one is made when [`Blanks::make`] says so,
+    /// or within moments.
     pub(super) fn take_blank(&self, size: ByteCount) -> Option<Blank> {
         let blank = (size > ByteCount::ZERO).then(|| self.blanks.take(size)).flatten();
         if blank.is_some() {

@@ -69,7 +69,10 @@ impl Drop for Promoted<'_> {
         if let Some((ino, away, size)) = self.arrived.take() {
             self.datapath.has_arrived(ino, away, size);
         }
-        drop(self.fetched.take());
+        if self.fetched.take().is_some() {
+            // Not while bytes came: a host with few processors needs them for that.
+            self.datapath.blanks.make();
+        }
     }
 }
 
@@ -310,7 +313,12 @@ impl Datapath {
             Some(away) => Source::Member(away, Box::new(self.begin_fetch(away, wanted.size)?)),
             None => Source::Ssd(self.ssd.get().ok_or(Error::NoObject)?),
         };
-        let (segment, file, mapping) = match self.take_blank(wanted.size) {
+        let blank = self.take_blank(wanted.size);
+        if matches!(source, Source::Ssd(_)) {
+            // The next one is made while the disk works.
+            self.blanks.make();
+        }
+        let (segment, file, mapping) = match blank {
             Some(Blank { segment, file, mapping, .. }) => (segment, file, Some(mapping)),
             None => {
                 let (segment, file) = self.tier.create_segment()?;
