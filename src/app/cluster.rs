@@ -13,7 +13,7 @@ use tidefs_engine::transport::tcp;
 use tidefs_engine::types::{ByteCount, MemberId};
 use tokio::runtime::{Handle, Runtime};
 use tokio::task::JoinHandle;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use super::Failure;
 use super::secrets::{EtcdSecrets, Secrets};
@@ -293,7 +293,7 @@ fn member_id(settings: &ClusterSettings, instance: &str) -> MemberId {
         return MemberId(settings.member);
     }
     let machine = fs::read_to_string("/etc/machine-id").unwrap_or_default();
-    MemberId(xxh3_64(format!("{}\n{}\n{instance}", machine.trim(), settings.host.0).as_bytes()))
+    MemberId(XxHash3_64::oneshot(format!("{}\n{}\n{instance}", machine.trim(), settings.host.0).as_bytes()))
 }
 
 /// The coordinator that one of the members hosts.

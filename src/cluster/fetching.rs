@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tidefs_engine::engine::RegionDescriptor;
 use tidefs_engine::memory::Region;
 use tidefs_engine::types::{BoxFuture, ByteCount, MemberId, PeerId};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use super::catalog::wire::{LEND, Lend, Lending, Message};
 use super::core::Core;
@@ -248,11 +248,13 @@ impl Fetch {
         loop {
             let (before, mut source) = (pulled.bytes(), None);
             let filled = match core.runtime.block_on(self.next())? {
-                Loan::Inline { bytes, checksum } => core.check(checksum, xxh3_64(&bytes)).map(|()| {
-                    // It was looked whether it fits.
-                    region.write_at(0, &bytes);
-                    (checksum, None)
-                }),
+                Loan::Inline { bytes, checksum } => {
+                    core.check(checksum, XxHash3_64::oneshot(&bytes)).map(|()| {
+                        // It was looked whether it fits.
+                        region.write_at(0, &bytes);
+                        (checksum, None)
+                    })
+                }
                 Loan::Region(lent) => {
                     source = Some(lent.owner().member);
                     // Not before: what comes in an answer needs none.
@@ -304,7 +306,7 @@ impl Core {
         loop {
             let found = match fetch.next().await? {
                 Loan::Inline { bytes, checksum } => {
-                    self.check(checksum, xxh3_64(&bytes)).map(|()| (bytes, checksum))
+                    self.check(checksum, XxHash3_64::oneshot(&bytes)).map(|()| (bytes, checksum))
                 }
                 Loan::Region(lent) => {
                     let (core, checksum) = (Arc::clone(self), lent.checksum);

@@ -8,6 +8,7 @@
 //! Threads: whoever waits for the bytes, which is no thread of the runtime.
 
 use std::collections::VecDeque;
+use std::hash::Hasher as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,7 @@ use tidefs_engine::queue::TransferHandle;
 use tidefs_engine::request::{Batch, LocalPlace, RemotePlace, Request};
 use tidefs_engine::transport::Direction;
 use tidefs_engine::types::{ByteCount, RegionId};
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_64;
 
 use super::core::Core;
 use super::error::ClusterError;
@@ -68,7 +69,7 @@ pub(super) struct Times {
 #[derive(Default)]
 pub(super) struct Pulled {
     /// Of all bytes that are there.
-    hasher: Xxh3,
+    hasher: XxHash3_64,
     bytes: u64,
 }
 
@@ -152,13 +153,15 @@ impl Core {
         let mut arrived = began;
         while let Some((offset, part)) = parts.next()? {
             arrived = self.now();
-            MemorySlice::new(target, local, offset, ByteCount(part))?.hash_into(&mut pulled.hasher);
+            let there = MemorySlice::new(target, local, offset, ByteCount(part))?;
+            // SAFETY: the part is there whole, and nobody else was told of the region: who reads it while it arrives does not write.
+            unsafe { there.hash_into(&mut pulled.hasher) };
             pulled.bytes = offset + part;
             arrival.arrived(ByteCount(pulled.bytes));
         }
         let moved = ByteCount(length.get().saturating_sub(from));
         self.note_rate(lent.owner().member, moved, arrived.saturating_sub(began));
-        self.check(lent.checksum, pulled.hasher.digest())
+        self.check(lent.checksum, pulled.hasher.finish())
     }
 
     /// Reads what is lent into memory of its own. Waits.

@@ -8,7 +8,7 @@
 //! Everything is done in integers: hosts with different CPUs and mathematical libraries must agree to the last bit.
 
 use tidefs_engine::types::MemberId;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use twox_hash::XxHash3_64;
 
 /// Bits behind the point of [`log2`].
 const FRACTION_BITS: u32 = 32;
@@ -38,7 +38,7 @@ impl Cost {
     /// What `member` pays for the item that hashes to `item`.
     #[must_use]
     pub fn new(item: u64, member: MemberId, weight: Weight) -> Self {
-        let drawn = xxh3_64_with_seed(&item.to_le_bytes(), member.0);
+        let drawn = XxHash3_64::oneshot_with_seed(member.0, &item.to_le_bytes());
         // The hash is a number of 64 bits and never more than 2^64, so the difference is not negative.
         let depth = (64 << FRACTION_BITS) - log2(drawn.max(1));
         Self { depth, weight, member }

@@ -1,7 +1,7 @@
 //! Shards of the key space, and who serves the catalog of each: a primary and a backup, from the members alone.
 
 use tidefs_engine::types::MemberId;
-use xxhash_rust::xxh3::xxh3_128;
+use twox_hash::XxHash3_128;
 
 use super::member::{Member, View};
 use super::rendezvous::{Cost, Weight};
@@ -17,7 +17,7 @@ impl KeyId {
     /// The key at `path`, which is relative to the mount and has no empty, `.` or `..` part.
     #[must_use]
     pub fn of(path: &[u8]) -> Self {
-        Self(xxh3_128(path))
+        Self(XxHash3_128::oneshot(path))
     }
 
     /// The shard that it belongs to.

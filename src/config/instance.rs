@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn the_name_of_an_instance_is_its_path_and_eight_digits_of_its_hash() {
-        let hash = xxhash_rust::xxh3::xxh3_64(b"/mnt/kv cache") & 0xffff_ffff;
+        let hash = twox_hash::XxHash3_64::oneshot(b"/mnt/kv cache") & 0xffff_ffff;
         assert_eq!(instance_name(Path::new("/mnt/kv cache")), format!("mnt-kv-cache-{hash:08x}"));
     }
 

@@ -96,7 +96,7 @@ use hashbrown::HashSet;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tidefs_engine::time::Clock;
 use tidefs_engine::types::{ByteCount, DirectoryId, KeyHash};
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use twox_hash::XxHash3_64;
 
 use crate::namespace::{Ino, Name, Slot, ThreadId, nanos_of};
 use crate::telemetry::Telemetry;
@@ -325,5 +325,5 @@ impl Datapath {
 
 /// Hash of a key: its directory and its name there. A directory that moves takes the keys of its entries along.
 fn key_hash(directory: DirectoryId, name: &[u8]) -> KeyHash {
-    KeyHash(xxh3_64_with_seed(name, directory.0))
+    KeyHash(XxHash3_64::oneshot_with_seed(directory.0, name))
 }

@@ -7,7 +7,7 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use super::expected::EXPECTED_FOR_MS;
 use super::open::OpenOptions;
@@ -44,7 +44,8 @@ pub(super) struct Sent {
 impl Sent {
     /// A caller that looks `name` up, or opens what has that name; `None` when that is not known any more.
     pub(super) fn of(caller: &Caller, name: Option<&Name>) -> Self {
-        let name = name.filter(|_| !caller.thread.is_known()).map(|name| xxh3_64(name.as_bytes()));
+        let name =
+            name.filter(|_| !caller.thread.is_known()).map(|name| XxHash3_64::oneshot(name.as_bytes()));
         Self { thread: caller.thread, name }
     }
 }

@@ -3,9 +3,7 @@
 //!
 //! A session has the rights that its opener had at that moment, as a descriptor has. Root may all.
 
-use std::hash::Hasher as _;
-
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_64;
 
 use super::{Caller, OpenOptions, State};
 use crate::namespace::{Attributes, Slot, ThreadId, supplementary_groups};
@@ -115,20 +113,19 @@ impl State {
 
     /// The class of a file with these attributes in `directory`.
     pub(super) fn access_class(&self, directory: Slot, attributes: &Attributes) -> AccessClass {
-        let mut hash = Xxh3::with_seed(self.class_seed);
+        let mut seen = Vec::with_capacity(128);
         let mut add = |attributes: &Attributes| {
-            let (mode, uid, gid) = (attributes.mode, attributes.uid, attributes.gid);
-            hash.write_u16(mode);
-            hash.write_u32(uid);
-            hash.write_u32(gid);
+            seen.extend(attributes.mode.to_ne_bytes());
+            seen.extend(attributes.uid.to_ne_bytes());
+            seen.extend(attributes.gid.to_ne_bytes());
         };
         add(attributes);
         for slot in self.tree.ancestors(directory) {
             add(&self.tree.node(slot).attributes);
         }
         // Where it stands, too: pages of one directory stay there.
-        hash.write_u32(directory.0);
-        AccessClass(hash.finish())
+        seen.extend(directory.0.to_ne_bytes());
+        AccessClass(XxHash3_64::oneshot_with_seed(self.class_seed, &seen))
     }
 }
 

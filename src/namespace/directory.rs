@@ -8,7 +8,7 @@
 //! gone by now passes over others whose names hash like that one's.
 
 use tidefs_engine::types::DirectoryId;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use super::node::Slot;
 use super::ordered_set::OrderedSet;
@@ -29,7 +29,7 @@ impl Cookie {
     /// names have one, another part of it in place of the slot.
     #[must_use]
     pub fn shared(name: &[u8]) -> Self {
-        Self(hash_of(name) << 32 | xxh3_64(name) & u64::from(u32::MAX))
+        Self(hash_of(name) << 32 | XxHash3_64::oneshot(name) & u64::from(u32::MAX))
     }
 
     /// Before every entry whose name hashes like the one at `shared`.
@@ -56,7 +56,7 @@ impl Cookie {
 
 /// 31 bits, so that a cookie is positive as an `off_t`; never zero, so that small positions are free for `.` and `..`.
 fn hash_of(name: &[u8]) -> u64 {
-    (xxh3_64(name) >> 33).max(1)
+    (XxHash3_64::oneshot(name) >> 33).max(1)
 }
 
 /// The entries of one directory.

@@ -45,7 +45,7 @@ pub fn instance_name(mount_dir: &Path) -> String {
             _ => '-',
         })
         .collect();
-    format!("{slug}-{:08x}", xxhash_rust::xxh3::xxh3_64(bytes) & 0xffff_ffff)
+    format!("{slug}-{:08x}", twox_hash::XxHash3_64::oneshot(bytes) & 0xffff_ffff)
 }
 
 /// The folder that holds the state of all mounts of one user on one host.

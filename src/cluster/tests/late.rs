@@ -51,7 +51,7 @@ fn what_takes_longer_than_a_loan_is_lent_again() {
             let arrival = Slow { pause: 5 * loan, has_paused: AtomicBool::new(false) };
             cluster.fetch(wanted, Duration::from_secs(20), soon()).into_region(&target, &arrival)
         });
-        assert_eq!(fetched.await.unwrap().unwrap().checksum, xxhash_rust::xxh3::xxh3_64(&bytes));
+        assert_eq!(fetched.await.unwrap().unwrap().checksum, twox_hash::XxHash3_64::oneshot(&bytes));
         let mut read = vec![0; bytes.len()];
         assert!(region.read_at(0, &mut read) && read == bytes);
         assert!(hosts[0].cluster.counters().loans_expired.get() > 0, "it was taken back in between");
@@ -112,7 +112,7 @@ fn who_gave_the_rest_of_what_came_wrong_from_another_is_asked_for_the_whole() {
             let deadline = Instant::now() + Duration::from_secs(60);
             cluster.fetch(wanted, Duration::from_secs(20), deadline).into_region(&target, &arrival)
         });
-        assert_eq!(fetched.await.unwrap().unwrap().checksum, xxhash_rust::xxh3::xxh3_64(&bytes));
+        assert_eq!(fetched.await.unwrap().unwrap().checksum, twox_hash::XxHash3_64::oneshot(&bytes));
         let mut read = vec![0; bytes.len()];
         assert!(region.read_at(0, &mut read) && read == bytes);
         assert_eq!(hosts[reader].cluster.counters().corrupt.get(), 1, "what both gave was compared");

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tidefs_engine::types::{BoxFuture, ByteCount, MemberId};
 use tokio::sync::watch;
-use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+use twox_hash::{XxHash3_64, XxHash3_128};
 
 use crate::cluster::shards::{KeyId, Shard};
 use crate::cluster::*;
@@ -37,7 +37,7 @@ impl Object {
             mode: 0o644,
             uid: 0,
             gid: 0,
-            checksum: Some(xxh3_64(&self.bytes)),
+            checksum: Some(XxHash3_64::oneshot(&self.bytes)),
             replicas: self.replicas,
         })
     }
@@ -107,7 +107,7 @@ impl Memory {
 }
 
 fn cookie(name: &[u8]) -> u64 {
-    u64::try_from(xxh3_128(name) >> 65).unwrap() + 1
+    u64::try_from(XxHash3_128::oneshot(name) >> 65).unwrap() + 1
 }
 
 fn memfd(bytes: &[u8]) -> Arc<File> {
@@ -135,7 +135,7 @@ impl Holder for Memory {
             } else {
                 LentBytes::Segment(memfd(&object.bytes), ByteCount(object.bytes.len() as u64))
             },
-            checksum: xxh3_64(&object.bytes),
+            checksum: XxHash3_64::oneshot(&object.bytes),
         });
         if let Some(lent) = lent.as_mut().filter(|_| state.lends_wrong_bytes) {
             lent.checksum ^= 1;
@@ -226,13 +226,13 @@ impl Holder for Memory {
     fn hottest(&self) -> (Vec<u64>, ByteCount) {
         let state = self.state.lock();
         let bytes = state.objects.values().map(|object| object.bytes.len() as u64).sum();
-        (state.objects.keys().map(|path| xxh3_64(path)).collect(), ByteCount(bytes))
+        (state.objects.keys().map(|path| XxHash3_64::oneshot(path)).collect(), ByteCount(bytes))
     }
 
     fn holding_at(&self, place: u64) -> Option<Holding> {
         let state = self.state.lock();
         // Where it lies stays the same while others come and go.
-        let path = state.objects.keys().find(|path| xxh3_64(path) == place)?;
+        let path = state.objects.keys().find(|path| XxHash3_64::oneshot(path) == place)?;
         state.holding(path).filter(|holding| holding.medium.is_hard())
     }
 

@@ -1,11 +1,12 @@
 //! xxh3-64 over the bytes of an object, the same for a solo and a packed one.
 
 use std::fs::File;
+use std::hash::Hasher as _;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 
 use tidefs_engine::types::{ByteCount, Checksum};
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use twox_hash::XxHash3_64;
 
 /// Bytes read at once: they stay in the processor's cache until they are hashed.
 const CHUNK_BYTES: usize = 256 << 10;
@@ -13,7 +14,7 @@ const CHUNK_BYTES: usize = 256 << 10;
 /// Checksum of bytes in memory.
 #[must_use]
 pub fn checksum_bytes(bytes: &[u8]) -> Checksum {
-    Checksum(xxh3_64(bytes))
+    Checksum(XxHash3_64::oneshot(bytes))
 }
 
 /// Checksum of the first `size` bytes of a segment file.
@@ -26,15 +27,15 @@ pub fn checksum_bytes(bytes: &[u8]) -> Checksum {
 /// `UnexpectedEof` when the file is shorter than `size`; else what read(2) says.
 pub fn checksum_file(file: &File, size: ByteCount) -> io::Result<Checksum> {
     let mut buffer = vec![0; usize::try_from(size.get()).unwrap_or(usize::MAX).min(CHUNK_BYTES)];
-    let mut hash = Xxh3::new();
+    let mut hash = XxHash3_64::new();
     let mut offset = 0;
     while offset < size.get() {
         let count = usize::try_from(size.get() - offset).unwrap_or(usize::MAX).min(buffer.len());
         file.read_exact_at(&mut buffer[..count], offset)?;
-        hash.update(&buffer[..count]);
+        hash.write(&buffer[..count]);
         offset += count as u64;
     }
-    Ok(Checksum(hash.digest()))
+    Ok(Checksum(hash.finish()))
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tidefs_engine::types::Version;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use super::format::{NUMBER_MAX, RecordHash, Tombstone};
 use super::removing::version_before;
@@ -170,7 +170,7 @@ pub(super) fn entry(hash: RecordHash, version: Version) -> [u8; ENTRY_BYTES] {
     let mut bytes = [0; ENTRY_BYTES];
     bytes[..16].copy_from_slice(&hash.0);
     bytes[16..24].copy_from_slice(&version.0.to_le_bytes());
-    let checksum = xxh3_64(&bytes[..24]);
+    let checksum = XxHash3_64::oneshot(&bytes[..24]);
     bytes[24..].copy_from_slice(&checksum.to_le_bytes());
     bytes
 }

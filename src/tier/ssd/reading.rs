@@ -7,13 +7,14 @@
 //! Threads: the one that loads drives its requests; nothing here is shared.
 
 use std::collections::VecDeque;
+use std::hash::Hasher as _;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tidefs_engine::types::Checksum;
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_64;
 
 use super::device::Device;
 use super::disk::{Request, Ticket};
@@ -143,7 +144,7 @@ impl<'a> Reading<'a> {
     /// Those of the disk; `TimedOut` after `limit`; `InvalidInput` when the memory is too short.
     pub(super) fn sum_up(mut self, limit: Duration) -> io::Result<Checksum> {
         let deadline = Instant::now() + limit;
-        let (mut state, mut from) = (Xxh3::new(), 0);
+        let (mut state, mut from) = (XxHash3_64::new(), 0);
         self.begin()?;
         self.go_on()?;
         let tells = self.is_alone && self.under_way.len() >= TELLING;
@@ -156,10 +157,10 @@ impl<'a> Reading<'a> {
             let end = end.min(self.bytes);
             // Nothing writes there any more, what is behind is still being read.
             let data = self.memory.prefix(end).ok_or(io::ErrorKind::InvalidInput)?;
-            state.update(&data[from..]);
+            state.write(&data[from..]);
             from = end;
         }
-        Ok(Checksum(state.digest()))
+        Ok(Checksum(state.finish()))
     }
 }
 

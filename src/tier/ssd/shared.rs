@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex};
 use tidefs_engine::types::{ByteCount, Checksum, Version};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use super::admission::{Admission, Budget};
 use super::days::Days;
@@ -31,7 +31,7 @@ use super::{Located, Owner};
 
 /// The same checksum as the memory tier takes, so that it is taken once.
 pub(super) fn checksum_of(data: &[u8]) -> Checksum {
-    Checksum(xxh3_64(data))
+    Checksum(XxHash3_64::oneshot(data))
 }
 
 /// Everything but the threads.

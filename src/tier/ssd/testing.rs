@@ -337,7 +337,7 @@ pub(super) fn running(disks: &[Arc<MemoryDisk>], config: &SsdConfig) -> (SsdTier
 
 /// The bytes that every version of a key has: none like another's.
 pub(super) fn data(key: &[u8], version: u64, length: usize) -> Vec<u8> {
-    let seed = xxhash_rust::xxh3::xxh3_64_with_seed(key, version);
+    let seed = twox_hash::XxHash3_64::oneshot_with_seed(version, key);
     (0..length)
         .map(|at| u8::try_from((seed >> (at % 56)).wrapping_add(at as u64 / 7) & 0xff).unwrap())
         .collect()

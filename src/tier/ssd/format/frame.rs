@@ -1,8 +1,10 @@
 //! The frame around everything on a disk: `magic, kind, format, length, checksum, postcard body`, padded to blocks.
 
+use std::hash::Hasher as _;
+
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_64;
 
 use super::BLOCK;
 
@@ -95,10 +97,10 @@ pub(in super::super) fn frame_blocks(bytes: usize) -> u64 {
 
 /// Of everything in the frame but the checksum itself.
 fn checksum_of(frame: &[u8]) -> u64 {
-    let mut hash = Xxh3::new();
-    hash.update(&frame[..CHECKSUM_AT]);
-    hash.update(&frame[HEADER_BYTES..]);
-    hash.digest()
+    let mut hash = XxHash3_64::new();
+    hash.write(&frame[..CHECKSUM_AT]);
+    hash.write(&frame[HEADER_BYTES..]);
+    hash.finish()
 }
 
 fn word(bytes: &[u8], at: usize) -> u64 {

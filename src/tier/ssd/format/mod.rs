@@ -14,7 +14,7 @@ mod frame;
 
 use serde::{Deserialize, Serialize};
 use tidefs_engine::types::{ByteCount, Checksum, Version};
-use xxhash_rust::xxh3::xxh3_128_with_seed;
+use twox_hash::XxHash3_128;
 
 #[cfg(any(test, feature = "fuzz"))]
 pub(super) use self::frame::framed;
@@ -68,7 +68,7 @@ impl RecordHash {
     /// The hash of `key` in `pool`.
     pub(super) fn of(pool: Uuid, key: &[u8]) -> Self {
         let [a, b, c, d, e, f, g, h, ..] = pool.0;
-        Self(xxh3_128_with_seed(key, u64::from_le_bytes([a, b, c, d, e, f, g, h])).to_le_bytes())
+        Self(XxHash3_128::oneshot_with_seed(u64::from_le_bytes([a, b, c, d, e, f, g, h]), key).to_le_bytes())
     }
 }
 
