@@ -3,8 +3,9 @@
 //! Invariants
 //! - What is counted for a file is given back once, when it is [closed](super::closer).
 //! - What the disk took is counted also when it refused the rest.
+//! - Of two who count one file, what was seen last stands: it has the blocks of both.
 //!
-//! Threads: any, and several may change one file at the same time: what is counted are atomics.
+//! Threads: any, and several may change one file at the same time. They take turns in counting it, which who reads it does not.
 
 use std::fs::File;
 use std::io;
@@ -13,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::fcntl::{FallocateFlags, fallocate};
+use parking_lot::Mutex;
 use tidefs_engine::types::ByteCount;
 
 use super::closer::Closing;
@@ -26,7 +28,8 @@ pub struct ScratchFile {
     file: Option<Arc<File>>,
     /// Its directory, among those of the space.
     home: usize,
-    pub(super) charged: AtomicU64,
+    /// The bytes of its blocks, as they were counted last. Locked from before they are looked up until that is counted.
+    pub(super) charged: Mutex<u64>,
     /// Where what was [allocated](Self::grow) of it ends at most, which may be beyond its end.
     pub(super) reach: AtomicU64,
 }
@@ -35,7 +38,7 @@ impl ScratchFile {
     /// An empty file in one of the directories of `space`.
     pub(super) fn new(space: Arc<Scratch>, file: File, home: usize) -> Self {
         let file = Some(Arc::new(file));
-        Self { space, file, home, charged: AtomicU64::new(0), reach: AtomicU64::new(0) }
+        Self { space, file, home, charged: Mutex::new(0), reach: AtomicU64::new(0) }
     }
 
     fn disk(&self, source: io::Error) -> ScratchError {
@@ -50,9 +53,10 @@ impl ScratchFile {
 
     /// Counts the blocks that the file really has now. Called after each change of them.
     pub fn recount(&self) {
+        let mut charged = self.charged.lock();
         let Ok(metadata) = self.file().metadata() else { return };
         let now = metadata.blocks() * 512;
-        let before = self.charged.swap(now, Ordering::Relaxed);
+        let before = std::mem::replace(&mut *charged, now);
         if now >= before {
             self.space.used.fetch_add(now - before, Ordering::Relaxed);
         } else {
@@ -126,7 +130,7 @@ impl ScratchFile {
 impl Drop for ScratchFile {
     fn drop(&mut self) {
         let Some(file) = self.file.take() else { return };
-        let (space, charged) = (Arc::clone(&self.space), self.charged.load(Ordering::Relaxed));
+        let (space, charged) = (Arc::clone(&self.space), *self.charged.get_mut());
         self.space.closer.close(Closing { space, file, charged });
     }
 }
@@ -137,6 +141,7 @@ mod tests {
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::OwnedFd;
+    use std::sync::Barrier;
     use std::time::Duration;
 
     use super::*;
@@ -154,6 +159,29 @@ mod tests {
         drop(file);
         until_closed(&space);
         assert_eq!(space.used(), ByteCount::ZERO);
+    }
+
+    #[test]
+    fn what_several_write_to_one_file_at_once_is_all_counted() {
+        let space = Scratch::new(vec![], false, ByteCount::mib(64));
+        let memory = nix::sys::memfd::memfd_create(c"slots", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).unwrap();
+        let file = space.count(File::from(memory), 0);
+        let together = Barrier::new(3);
+        let write_all = |writer: u64| {
+            let rounds = (0..500_u64).map(|round| {
+                together.wait();
+                file.write_at(&[1; 4096], (3 * round + writer) * 4096).unwrap();
+                together.wait();
+                space.used() == ByteCount(file.file().metadata().unwrap().blocks() * 512)
+            });
+            rounds.filter(|is_right| !is_right).count()
+        };
+        let wrong: Vec<usize> = std::thread::scope(|scope| {
+            let write_all = &write_all;
+            let writing: Vec<_> = (0..3).map(|writer| scope.spawn(move || write_all(writer))).collect();
+            writing.into_iter().map(|writing| writing.join().unwrap()).collect()
+        });
+        assert_eq!(wrong, [0; 3]);
     }
 
     fn until_closed(space: &Scratch) {
@@ -191,7 +219,7 @@ mod tests {
         let space = Scratch::new(vec![directory.path().to_path_buf()], true, ByteCount::mib(1));
         let (file, mut peer) = slow_to_close(&space);
         let other = space.create().unwrap();
-        file.charged.store(1 << 20, Ordering::Relaxed);
+        *file.charged.lock() = 1 << 20;
         space.used.store(1 << 20, Ordering::Relaxed);
         assert!(matches!(other.write_at(&[1; 4096], 0), Err(ScratchError::Full { .. })), "nothing is closed");
         drop(file);

@@ -38,11 +38,13 @@ impl ScratchFile {
         if self.has_data(offset, end) {
             return ByteCount::ZERO;
         }
+        // Before its length: what is written meanwhile may lengthen it, and is not counted here.
+        let charged = *self.charged.lock();
         let file_end = self.file().metadata().map_or(u64::MAX, |metadata| metadata.len());
         let reach = ByteCount(self.reach.load(Ordering::Relaxed).max(file_end)).max(end);
         // A file without a hole has so many.
         let whole = reach.round_up_to_pages();
-        length.min(whole.saturating_sub(ByteCount(self.charged.load(Ordering::Relaxed))))
+        length.min(whole.saturating_sub(ByteCount(charged)))
     }
 
     /// Whether the range was written, all of it. Nothing else uses the offset of the file, which this moves.
