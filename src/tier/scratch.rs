@@ -4,11 +4,18 @@
 //! disk's own namespace as soon as it is made, so a daemon that dies leaves nothing behind. Of several disks a new file
 //! goes to the one with most room; one that refuses is passed over.
 //!
-//! Threads: called from session threads; the count is one atomic. A thread of its own closes what nobody uses.
+//! Limits: `scratch.capacity`, and a part of the daemon's descriptors. Who finds no room waits at most `PATIENCE` for what others
+//! give back, then says so.
+//!
+//! Threads: called from session threads, and from those that may wait where that is known ahead. A thread of its own closes what
+//! nobody uses.
 
+mod budget;
 mod closer;
 mod file;
 mod room;
+#[cfg(test)]
+pub(crate) mod testing;
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -16,10 +23,12 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit};
 use tidefs_engine::types::ByteCount;
 
+use self::budget::{Budget, Claim};
 use self::closer::Closer;
 
 pub use self::file::ScratchFile;
@@ -72,16 +81,19 @@ pub enum ScratchError {
 /// Part of the daemon's descriptors that scratch files may take.
 const FILES_SHARE: u64 = 4;
 
+/// How long somebody waits for the room of files that are being closed: a disk takes seconds for one in many pieces.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 /// The scratch space of one mount.
 #[derive(Debug)]
 pub struct Scratch {
     homes: Vec<Home>,
     makes_parents: bool,
-    capacity: ByteCount,
-    used: AtomicU64,
-    files: AtomicU64,
-    /// How many may live: a part of the descriptors that the daemon may have, the others are for objects and clients.
-    files_max: u64,
+    /// Those of all files, and of what is about to be written.
+    bytes: Budget,
+    /// Those that live, or are being made: a part of the descriptors that the daemon may have, the others are for objects and clients.
+    files: Budget,
+    patience: Duration,
     next: AtomicU64,
     closer: Arc<Closer>,
 }
@@ -98,29 +110,29 @@ impl Scratch {
     /// `makes_parents`: a disk that is not mounted is not to be written to.
     #[must_use]
     pub fn new(directories: Vec<PathBuf>, makes_parents: bool, capacity: ByteCount) -> Arc<Self> {
+        let files_max = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft / FILES_SHARE);
         let home = |directory| Home { directory, is_ready: OnceLock::new() };
         Arc::new(Self {
             homes: directories.into_iter().map(home).collect(),
             makes_parents,
-            capacity,
-            used: AtomicU64::new(0),
-            files: AtomicU64::new(0),
-            files_max: getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft / FILES_SHARE),
+            bytes: Budget::new(capacity.get()),
+            files: Budget::new(files_max),
+            patience: PATIENCE,
             next: AtomicU64::new(0),
             closer: Arc::default(),
         })
     }
 
-    /// Real bytes in use.
+    /// Real bytes in use, and those that what is being written may take.
     #[must_use]
     pub fn used(&self) -> ByteCount {
-        ByteCount(self.used.load(Ordering::Relaxed))
+        ByteCount(self.bytes.taken())
     }
 
-    /// Files that live.
+    /// Files that live, or are being made.
     #[must_use]
     pub fn files(&self) -> u64 {
-        self.files.load(Ordering::Relaxed)
+        self.files.taken()
     }
 
     /// Files that were closed by whoever let go of them, for want of a thread, and may have waited for the disk.
@@ -132,23 +144,25 @@ impl Scratch {
     /// Most bytes that may be in use.
     #[must_use]
     pub fn capacity(&self) -> ByteCount {
-        self.capacity
+        ByteCount(self.bytes.max())
     }
 
-    /// Makes an empty file. Waits for files that are being closed when there are as many as may be.
+    /// Until when who begins to wait now does so.
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.patience
+    }
+
+    /// Makes an empty file. Waits for files that are being closed, half a minute at most, when there are as many as may be.
     ///
     /// # Errors
     /// [`ScratchError::Disk`] when no directory can be made or written, [`ScratchError::DiskFull`], [`ScratchError::TooMany`].
     pub fn create(self: &Arc<Self>) -> Result<ScratchFile, ScratchError> {
-        while self.files() >= self.files_max {
-            if !self.closer.help() {
-                return Err(ScratchError::TooMany { files: self.files() });
-            }
-        }
+        let place = self.files.claim(1, self.deadline());
+        let place = place.ok_or_else(|| ScratchError::TooMany { files: self.files() })?;
         let mut refusal = None;
         for number in self.homes_by_room() {
             match self.create_in(&self.homes[number]) {
-                Ok(file) => return Ok(self.count(file, number)),
+                Ok(file) => return Ok(self.count(place, file, number)),
                 Err(error) => {
                     if self.homes.len() > 1 {
                         tracing::warn!(%error, "a disk takes no scratch file");
@@ -160,9 +174,9 @@ impl Scratch {
         Err(refusal.unwrap_or_else(|| disk_error(Path::new(""), io::ErrorKind::NotFound.into())))
     }
 
-    /// A file that was made in one of the homes.
-    fn count(self: &Arc<Self>, file: File, home: usize) -> ScratchFile {
-        self.files.fetch_add(1, Ordering::Relaxed);
+    /// A file that was made in one of the homes, for which there was a place.
+    fn count(self: &Arc<Self>, place: Claim<'_>, file: File, home: usize) -> ScratchFile {
+        place.settle(0, 1);
         ScratchFile::new(Arc::clone(self), file, home)
     }
 
@@ -224,6 +238,9 @@ impl Drop for Scratch {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
+    use std::thread;
+
     use super::*;
 
     #[test]
@@ -237,5 +254,28 @@ mod tests {
         assert!(file.write_at(&[1; 4096], 0).is_ok() && there.join("scratch").exists() && !absent.exists());
         fs::remove_dir_all(&there).unwrap();
         assert!(matches!(space.create(), Err(ScratchError::Disk { .. })));
+    }
+
+    #[test]
+    fn no_more_files_are_made_at_once_than_may_be() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut space = Scratch::new(vec![directory.path().to_path_buf()], true, ByteCount::mib(1));
+        Arc::get_mut(&mut space).unwrap().files = Budget::new(2);
+        let together = Barrier::new(6);
+        let create = || {
+            together.wait();
+            space.create()
+        };
+        let made: Vec<_> = thread::scope(|scope| {
+            let making: Vec<_> = (0..6).map(|_| scope.spawn(create)).collect();
+            making.into_iter().map(|making| making.join().unwrap()).collect()
+        });
+        assert_eq!((made.iter().flatten().count(), space.files()), (2, 2));
+        let are_told =
+            made.iter().all(|made| matches!(made, Ok(_) | Err(ScratchError::TooMany { files: 2 })));
+        assert!(are_told);
+        drop(made);
+        let again = space.create();
+        assert!(again.is_ok(), "who is refused takes no place: {again:?}");
     }
 }

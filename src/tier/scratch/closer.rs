@@ -1,15 +1,14 @@
 //! Closes scratch files. They have no name any more, so the last close frees their blocks, and a file in many pieces keeps
 //! a disk busy with that for seconds. Whoever lets go of a file may be answering the kernel, or hold a lock.
 //!
-//! Threads: one, started for the first file that is closed.
+//! Threads: one, started for the first file that is closed. Nobody else closes a file, but where that cannot be started.
 //! Bound: files that wait count as living ones, and their bytes as used. Who finds no room for another one
-//! [helps](Closer::help) until there is.
+//! [waits](super::budget) until there is, for a while.
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread;
 
 use parking_lot::{Condvar, Mutex};
@@ -29,14 +28,13 @@ pub(super) struct Closing {
 #[derive(Debug, Default)]
 pub(super) struct Closer {
     line: Mutex<Line>,
+    /// Signalled for the thread: a file waits, or none will any more.
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct Line {
     waiting: VecDeque<Closing>,
-    /// Files that are being closed now.
-    under_way: usize,
     has_thread: bool,
     is_over: bool,
     /// Files for which there was no thread.
@@ -60,6 +58,8 @@ impl Line {
 impl Closer {
     /// Closes a file soon, or at once where there is no thread for it.
     pub(super) fn close(self: &Arc<Self>, closing: Closing) {
+        closing.space.bytes.loosen(closing.charged);
+        closing.space.files.loosen(1);
         let mut line = self.line.lock();
         line.waiting.push_back(closing);
         if !line.has_thread {
@@ -68,28 +68,13 @@ impl Closer {
                 Err(error) => line.count_without_thread(&error),
             }
         }
-        let must_help = !line.has_thread;
+        let must_close = !line.has_thread;
         drop(line);
-        if must_help {
-            self.help();
+        if must_close {
+            self.close_one();
         } else {
             self.changed.notify_all();
         }
-    }
-
-    /// Closes a file that waits, or waits for one that is being closed. Returns whether there was one.
-    pub(super) fn help(&self) -> bool {
-        let mut line = self.line.lock();
-        if line.waiting.is_empty() {
-            let is_there = line.under_way > 0;
-            if is_there {
-                self.changed.wait(&mut line);
-            }
-            return is_there;
-        }
-        drop(line);
-        self.close_one();
-        true
     }
 
     /// Ends the thread when nothing waits.
@@ -125,18 +110,11 @@ impl Closer {
 
     /// Closes the first that waits, if somebody else did not.
     fn close_one(&self) {
-        let closing = {
-            let mut line = self.line.lock();
-            let Some(closing) = line.waiting.pop_front() else { return };
-            line.under_way += 1;
-            closing
-        };
+        let Some(closing) = self.line.lock().waiting.pop_front() else { return };
         let Closing { space, file, charged } = closing;
         drop(file);
-        space.used.fetch_sub(charged, Ordering::Relaxed);
-        space.files.fetch_sub(1, Ordering::Relaxed);
-        self.line.lock().under_way -= 1;
-        self.changed.notify_all();
+        space.bytes.give_back(charged);
+        space.files.give_back(1);
         // The last user of the space may end the thread by this.
         drop(space);
     }

@@ -1,4 +1,5 @@
-//! One scratch file: what is written, allocated and freed of it, and that its blocks are counted after each change.
+//! One scratch file: what is written, allocated and freed of it. Room is claimed before each change that takes some, and the blocks
+//! that it has are counted after it.
 //!
 //! Invariants
 //! - What is counted for a file is given back once, when it is [closed](super::closer).
@@ -17,6 +18,7 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use parking_lot::Mutex;
 use tidefs_engine::types::ByteCount;
 
+use super::budget::Claim;
 use super::closer::Closing;
 use super::{Scratch, ScratchError, disk_error};
 
@@ -53,15 +55,16 @@ impl ScratchFile {
 
     /// Counts the blocks that the file really has now. Called after each change of them.
     pub fn recount(&self) {
+        self.settle(self.space.bytes.nothing());
+    }
+
+    /// The same, in place of what was claimed for the change.
+    fn settle(&self, claim: Claim<'_>) {
         let mut charged = self.charged.lock();
         let Ok(metadata) = self.file().metadata() else { return };
         let now = metadata.blocks() * 512;
         let before = std::mem::replace(&mut *charged, now);
-        if now >= before {
-            self.space.used.fetch_add(now - before, Ordering::Relaxed);
-        } else {
-            self.space.used.fetch_sub(before - now, Ordering::Relaxed);
-        }
+        claim.settle(before, now);
     }
 
     /// Writes `data` at `offset`, growing the file as needed.
@@ -69,10 +72,10 @@ impl ScratchFile {
     /// # Errors
     /// [`ScratchError`]; nothing was written then, unless the disk refused: then a part of it may have been.
     pub fn write_at(&self, data: &[u8], offset: u64) -> Result<(), ScratchError> {
-        self.admit(offset, ByteCount(data.len() as u64))?;
+        let claim = self.admit(offset, ByteCount(data.len() as u64))?;
         let written = self.file().write_all_at(data, offset);
         // A disk that became full took a part of it.
-        self.recount();
+        self.settle(claim);
         written.map_err(|source| self.disk(source))
     }
 
@@ -96,10 +99,10 @@ impl ScratchFile {
     /// # Errors
     /// [`ScratchError`].
     pub fn grow(&self, offset: u64, length: ByteCount, keep_size: bool) -> Result<(), ScratchError> {
-        self.admit(offset, length)?;
+        let claim = self.admit(offset, length)?;
         self.reach.fetch_max(offset.saturating_add(length.get()), Ordering::Relaxed);
         let flags = if keep_size { FallocateFlags::FALLOC_FL_KEEP_SIZE } else { FallocateFlags::empty() };
-        self.change_range(flags, offset, length)
+        self.change_range(flags, offset, length, claim)
     }
 
     /// Frees a range, which then reads as zeros.
@@ -108,7 +111,7 @@ impl ScratchFile {
     /// [`ScratchError`].
     pub fn punch(&self, offset: u64, length: ByteCount) -> Result<(), ScratchError> {
         let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-        self.change_range(flags, offset, length)
+        self.change_range(flags, offset, length, self.space.bytes.nothing())
     }
 
     fn change_range(
@@ -116,13 +119,14 @@ impl ScratchFile {
         flags: FallocateFlags,
         offset: u64,
         length: ByteCount,
+        claim: Claim<'_>,
     ) -> Result<(), ScratchError> {
         let as_offset = |value: u64| {
             i64::try_from(value).map_err(|_| self.disk(io::Error::from(io::ErrorKind::FileTooLarge)))
         };
         let changed = fallocate(&**self.file(), flags, as_offset(offset)?, as_offset(length.get())?);
         // As above.
-        self.recount();
+        self.settle(claim);
         changed.map_err(|errno| self.disk(errno.into()))
     }
 }
@@ -138,13 +142,13 @@ impl Drop for ScratchFile {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::io::Write;
-    use std::net::{TcpListener, TcpStream};
-    use std::os::fd::OwnedFd;
     use std::sync::Barrier;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
+    use super::super::testing::{self, slow_to_close};
     use super::*;
+
+    const HALF: ByteCount = ByteCount::kib(512);
 
     #[test]
     fn blocks_are_counted_while_the_file_lives_and_holes_are_free() {
@@ -165,7 +169,7 @@ mod tests {
     fn what_several_write_to_one_file_at_once_is_all_counted() {
         let space = Scratch::new(vec![], false, ByteCount::mib(64));
         let memory = nix::sys::memfd::memfd_create(c"slots", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).unwrap();
-        let file = space.count(File::from(memory), 0);
+        let file = space.count(space.files.try_claim(1).unwrap(), File::from(memory), 0);
         let together = Barrier::new(3);
         let write_all = |writer: u64| {
             let rounds = (0..500_u64).map(|round| {
@@ -190,23 +194,10 @@ mod tests {
         }
     }
 
-    /// A file whose last close takes until what stands in the connection is read: it waits for its peer to take what was
-    /// sent, as that of a file waits for a disk.
-    fn slow_to_close(space: &Arc<Scratch>) -> (ScratchFile, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (peer, _) = listener.accept().unwrap();
-        let linger = libc::linger { l_onoff: 1, l_linger: 30 };
-        nix::sys::socket::setsockopt(&sender, nix::sys::socket::sockopt::Linger, &linger).unwrap();
-        sender.set_nonblocking(true).unwrap();
-        while sender.write(&[1; 65536]).is_ok() {}
-        (space.count(File::from(OwnedFd::from(sender)), 0), peer)
-    }
-
     #[test]
     fn who_lets_go_of_a_file_does_not_wait_for_its_last_close() {
         let space = Scratch::new(vec![], false, ByteCount::mib(1));
-        let (file, mut peer) = slow_to_close(&space);
+        let (file, mut peer) = slow_to_close(&space, ByteCount::ZERO);
         drop(file);
         assert_eq!(space.files(), 1, "its close goes on");
         io::copy(&mut peer, &mut io::sink()).unwrap();
@@ -217,10 +208,8 @@ mod tests {
     fn who_needs_the_room_of_a_file_that_is_being_closed_waits_for_it() {
         let directory = tempfile::tempdir().unwrap();
         let space = Scratch::new(vec![directory.path().to_path_buf()], true, ByteCount::mib(1));
-        let (file, mut peer) = slow_to_close(&space);
+        let (file, mut peer) = slow_to_close(&space, ByteCount::mib(1));
         let other = space.create().unwrap();
-        *file.charged.lock() = 1 << 20;
-        space.used.store(1 << 20, Ordering::Relaxed);
         assert!(matches!(other.write_at(&[1; 4096], 0), Err(ScratchError::Full { .. })), "nothing is closed");
         drop(file);
         std::thread::scope(|scope| {
@@ -228,6 +217,19 @@ mod tests {
             io::copy(&mut peer, &mut io::sink()).unwrap();
             writing.join().unwrap().expect("there is room once it is closed");
         });
+    }
+
+    #[test]
+    fn who_waits_for_a_close_closes_nothing_itself_and_gives_up_in_time() {
+        let (_directory, space) = testing::space(Duration::from_millis(20));
+        let other = space.create().unwrap();
+        let (closing, peers): (Vec<_>, Vec<_>) = (0..2).map(|_| slow_to_close(&space, HALF)).unzip();
+        drop(closing);
+        let began = Instant::now();
+        assert!(matches!(other.write_at(&[1; 4096], 0), Err(ScratchError::Full { .. })));
+        assert!(began.elapsed() < Duration::from_secs(20) && space.files() == 3, "their closes go on");
+        drop((other, peers));
+        until_closed(&space);
     }
 
     #[test]

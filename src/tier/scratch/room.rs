@@ -2,34 +2,41 @@
 //! slots are, also when the capacity is used up.
 //!
 //! Limits: in a file with holes, what was allocated and never written counts as one. Blocks that a file system keeps beyond the
-//! end of a file of its own accord, as XFS does, may stand for as many of a hole.
+//! end of a file of its own accord, as XFS does, may stand for as many of a hole. So may those that somebody else cuts off while
+//! this is looked up.
 
 use std::sync::atomic::Ordering;
 
 use nix::unistd::{Whence, lseek};
-use tidefs_engine::types::ByteCount;
+use tidefs_engine::types::{ByteCount, PAGE};
 
+use super::budget::Claim;
 use super::{ScratchError, ScratchFile};
 
 impl ScratchFile {
-    /// Makes sure that `length` bytes may be allocated at `offset`. Waits for files that are being closed when there is no room
-    /// without.
+    /// Claims what `length` bytes at `offset` take at most when they are allocated. Waits for what others may give back when there
+    /// is no room without, as long as the space has patience: files that are being closed, and what is claimed and not used.
     ///
     /// # Errors
-    /// [`ScratchError::Full`] when what they take would pass the capacity.
-    pub(super) fn admit(&self, offset: u64, length: ByteCount) -> Result<(), ScratchError> {
-        let space = &self.space;
-        let has_room = |more: ByteCount| space.used().saturating_add(more) <= space.capacity;
-        if has_room(length) {
-            return Ok(());
+    /// [`ScratchError::Full`] when it would pass the capacity.
+    pub(super) fn admit(&self, offset: u64, length: ByteCount) -> Result<Claim<'_>, ScratchError> {
+        let bytes = &self.space.bytes;
+        if let Some(claim) = bytes.try_claim(pages(offset, length).get()) {
+            return Ok(claim);
         }
-        let more = self.missing(offset, length);
-        while more > ByteCount::ZERO && !has_room(more) {
-            if more > space.capacity || !space.closer.help() {
-                return Err(ScratchError::Full { needed: more, capacity: space.capacity });
+        let deadline = self.space.deadline();
+        let mut more = self.missing(offset, length);
+        loop {
+            if let Some(claim) = bytes.claim(more.get(), deadline) {
+                return Ok(claim);
             }
+            let still = self.missing(offset, length);
+            if still >= more {
+                return Err(ScratchError::Full { needed: more, capacity: self.space.capacity() });
+            }
+            // Others have allocated a part of it meanwhile.
+            more = still;
         }
-        Ok(())
     }
 
     /// Bytes that the range takes at most beside what the file has.
@@ -44,7 +51,7 @@ impl ScratchFile {
         let reach = ByteCount(self.reach.load(Ordering::Relaxed).max(file_end)).max(end);
         // A file without a hole has so many.
         let whole = reach.round_up_to_pages();
-        length.min(whole.saturating_sub(ByteCount(charged)))
+        pages(offset, length).min(whole.saturating_sub(ByteCount(charged)))
     }
 
     /// Whether the range was written, all of it. Nothing else uses the offset of the file, which this moves.
@@ -55,19 +62,26 @@ impl ScratchFile {
     }
 }
 
+/// Bytes of all pages that the range touches: a disk has no less of a file.
+fn pages(offset: u64, length: ByteCount) -> ByteCount {
+    let end = ByteCount(offset).saturating_add(length).round_up_to_pages();
+    end.saturating_sub(ByteCount(offset - offset % PAGE.get()))
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::sync::{Arc, Barrier};
+    use std::thread;
+    use std::time::Duration;
 
-    use super::super::Scratch;
+    use super::super::{PATIENCE, Scratch, testing};
     use super::*;
 
     const MIB: usize = 1 << 20;
 
     /// Space for 1 MiB, and a file in it.
     fn space() -> (tempfile::TempDir, Arc<Scratch>, ScratchFile) {
-        let directory = tempfile::tempdir().unwrap();
-        let space = Scratch::new(vec![directory.path().to_path_buf()], true, ByteCount::mib(1));
+        let (directory, space) = testing::space(PATIENCE);
         let file = space.create().unwrap();
         (directory, space, file)
     }
@@ -87,6 +101,34 @@ mod tests {
         file.grow(0, ByteCount::mib(1), false).unwrap();
         assert!(is_refused(file.write_at(&[7; 65536], MIB as u64)), "beyond its end");
         assert!(is_refused(space.create().unwrap().write_at(&[7; 4096], 0)), "another file");
+    }
+
+    #[test]
+    fn what_is_about_to_be_allocated_counts_for_who_asks_next() {
+        let (_directory, space) = testing::space(Duration::ZERO);
+        let (first, second) = (space.create().unwrap(), space.create().unwrap());
+        let claim = first.admit(0, ByteCount::kib(768)).unwrap();
+        assert!(is_refused(second.grow(0, ByteCount::kib(512), false)));
+        second.write_at(&[7; 4096], 0).unwrap();
+        drop(claim);
+        second.grow(0, ByteCount::kib(512), false).unwrap();
+    }
+
+    #[test]
+    fn what_is_allocated_at_once_does_not_pass_the_capacity() {
+        let (_directory, space, _file) = space();
+        let together = Barrier::new(4);
+        let grow = || {
+            let file = space.create().unwrap();
+            together.wait();
+            (is_refused(file.grow(0, ByteCount::kib(640), false)), file)
+        };
+        let grown: Vec<_> = thread::scope(|scope| {
+            let growing: Vec<_> = (0..4).map(|_| scope.spawn(grow)).collect();
+            growing.into_iter().map(|growing| growing.join().unwrap()).collect()
+        });
+        assert_eq!(grown.iter().filter(|(is_refused, _)| *is_refused).count(), 3);
+        assert!(space.used() <= space.capacity(), "{}", space.used());
     }
 
     #[test]
