@@ -108,11 +108,22 @@ impl Datapath {
         self.is_long_to_cut(ino) || self.would_move(ino, change.end())
     }
 
-    /// The same of a write to `ino` that ends at `end`: it is long when it makes a slot file of it, or somebody else does. What a
-    /// slot file is told to write is in the page cache of its disk at once.
+    /// The same of a write of `length` bytes at `offset` of `ino`: it is long when it makes a slot file of it, or somebody else does,
+    /// and when it takes room of a slot file that others are about to give back. What finds its room is in the page cache of the disk
+    /// at once.
     #[must_use]
-    pub fn is_long_to_write(&self, ino: Ino, end: ByteCount) -> bool {
-        self.is_moving(ino) || self.would_move(ino, end)
+    pub fn is_long_to_write(&self, ino: Ino, offset: u64, length: ByteCount) -> bool {
+        self.is_moving(ino)
+            || self.would_move(ino, ByteCount(offset).saturating_add(length))
+            || self.waits_for_room(ino, offset, length)
+    }
+
+    fn waits_for_room(&self, ino: Ino, offset: u64, length: ByteCount) -> bool {
+        if !self.scratch.may_wait_for_room(offset, length) {
+            return false;
+        }
+        let slot_file = self.lock().slot_file(ino);
+        slot_file.is_some_and(|scratch| scratch.waits_for_room(offset, length))
     }
 
     /// Whether creating `name` in `parent` may wait for a disk: it is to be a slot file, or one stands there that is to be cut.
@@ -264,6 +275,7 @@ mod tests {
 
     use super::super::testing::{caller, unprivileged};
     use super::*;
+    use crate::tier::scratch::testing::slow_to_close;
 
     #[test]
     fn who_creates_a_file_takes_no_lock_to_learn_that_there_is_no_disk_to_wait_for() {
@@ -300,5 +312,23 @@ mod tests {
         datapath.remove_directory(top, b"below").unwrap();
         datapath.forget(below, 1);
         assert_eq!(datapath.slot_directories.load(Ordering::Relaxed), 0, "it goes with its directory");
+    }
+
+    #[test]
+    fn a_write_that_waits_for_the_room_of_a_closed_slot_file_is_long_and_one_in_place_is_not() {
+        let (_place, datapath) = unprivileged();
+        let directory = datapath.make_directory(&caller(), Ino::ROOT, b"ns", 0o755).unwrap().ino;
+        datapath.set_attribute(directory, b"user.tidefs.scratch", b"true", None).unwrap();
+        let options = OpenOptions { read: true, write: true, ..OpenOptions::default() };
+        let (_, slots) = datapath.create(&caller(), directory, b"slots", 0o600, options).unwrap();
+        datapath.write(slots.handle, 0, &[7; 4096]).unwrap();
+        let is_long = |offset| datapath.is_long_to_write(slots.ino, offset, ByteCount(4096));
+        let far = 8 << 20;
+        assert!(!is_long(far), "there is room");
+        let rest = datapath.scratch.capacity().saturating_sub(datapath.scratch.used());
+        let (other, _peer) = slow_to_close(&datapath.scratch, rest);
+        assert!(!is_long(far), "it is refused at once");
+        drop(other);
+        assert_eq!([0, far].map(is_long), [false, true]);
     }
 }

@@ -147,6 +147,13 @@ impl Scratch {
         ByteCount(self.bytes.max())
     }
 
+    /// Whether who writes `length` bytes at `offset` of one of the files may have to [wait](ScratchFile::waits_for_room). Mostly there
+    /// is room, which costs a look.
+    #[must_use]
+    pub fn may_wait_for_room(&self, offset: u64, length: ByteCount) -> bool {
+        !self.bytes.has_room(room::pages(offset, length).get()) && self.bytes.is_any_loose()
+    }
+
     /// Until when who begins to wait now does so.
     fn deadline(&self) -> Instant {
         Instant::now() + self.patience

@@ -80,8 +80,7 @@ pub(in crate::fuse) fn write(
         };
     }
     let datapath = &dispatcher.datapath;
-    let end = ByteCount(offset).saturating_add(ByteCount(data.len() as u64));
-    if datapath.is_long_to_write(ino(number), end) {
+    if datapath.is_long_to_write(ino(number), offset, ByteCount(data.len() as u64)) {
         let (datapath, data) = (Arc::clone(datapath), data.to_vec());
         dispatcher.at_leisure(move || write_here(&datapath, handle, offset, &data, reply));
     } else {

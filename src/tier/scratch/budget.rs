@@ -51,6 +51,17 @@ impl Budget {
         more == 0 || self.taken().saturating_add(more) <= self.max
     }
 
+    /// Whether some of what is taken may be given back soon.
+    pub(super) fn is_any_loose(&self) -> bool {
+        *self.loose.lock() > 0
+    }
+
+    /// Whether who claims `amount` now waits.
+    pub(super) fn would_wait(&self, amount: u64) -> bool {
+        let loose = self.loose.lock();
+        !self.has_room(amount) && self.may_have_room(*loose, amount)
+    }
+
     /// Takes `amount` if there is room for it now.
     pub(super) fn try_claim(&self, amount: u64) -> Option<Claim<'_>> {
         self.take(&mut self.loose.lock(), amount)
@@ -150,13 +161,14 @@ mod tests {
         assert!(!budget.has_room(1) && budget.has_room(0), "the kernel took more than there is");
         budget.loosen(12);
         budget.give_back(12);
-        assert_eq!(budget.taken(), 0);
+        assert_eq!((budget.taken(), budget.is_any_loose()), (0, false));
     }
 
     #[test]
     fn who_waits_has_what_others_leave_of_their_claims() {
         let budget = Budget::new(10);
         let claim = budget.try_claim(8).unwrap();
+        assert!(budget.would_wait(5) && !budget.would_wait(2) && !budget.would_wait(11));
         thread::scope(|scope| {
             let waiting = scope.spawn(|| budget.claim(5, soon()).is_some());
             thread::sleep(Duration::from_millis(5));

@@ -39,6 +39,12 @@ impl ScratchFile {
         }
     }
 
+    /// Whether who writes `length` bytes at `offset` now waits for what others may give back.
+    #[must_use]
+    pub fn waits_for_room(&self, offset: u64, length: ByteCount) -> bool {
+        self.space.bytes.would_wait(self.missing(offset, length).get())
+    }
+
     /// Bytes that the range takes at most beside what the file has.
     fn missing(&self, offset: u64, length: ByteCount) -> ByteCount {
         let end = ByteCount(offset).saturating_add(length);
@@ -63,7 +69,7 @@ impl ScratchFile {
 }
 
 /// Bytes of all pages that the range touches: a disk has no less of a file.
-fn pages(offset: u64, length: ByteCount) -> ByteCount {
+pub(super) fn pages(offset: u64, length: ByteCount) -> ByteCount {
     let end = ByteCount(offset).saturating_add(length).round_up_to_pages();
     end.saturating_sub(ByteCount(offset - offset % PAGE.get()))
 }
