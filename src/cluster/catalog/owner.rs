@@ -25,7 +25,7 @@ use std::time::Duration;
 use tidefs_engine::types::{MemberId, PeerId};
 
 pub use changes::Effects;
-use left::{Left, OwnLeft};
+use left::{Left, RecentlyLeft};
 use passed::Passed;
 
 use super::entry::{Entry, Slot};
@@ -81,8 +81,9 @@ pub struct Owner {
     incomplete: BTreeMap<Shard, BTreeSet<KeyId>>,
     /// What members said meanwhile that they hold no more.
     left: Left,
-    /// What this member itself let go of.
-    own_left: OwnLeft,
+    /// What this member itself let go of where it decides, by the map that counts. All that it holds there it tells this catalog
+    /// first.
+    own_left: RecentlyLeft<KeyId>,
     /// Who has still to announce what it holds.
     awaited: BTreeSet<MemberId>,
     /// From which view on.
@@ -118,7 +119,7 @@ impl Owner {
             slots: Slots::default(),
             incomplete: BTreeMap::new(),
             left: Left::default(),
-            own_left: OwnLeft::default(),
+            own_left: RecentlyLeft::default(),
             awaited: BTreeSet::new(),
             awaited_view: 0,
             announced: BTreeMap::new(),

@@ -4,11 +4,13 @@
 //!
 //! Invariants
 //! - Who says once more that it has a copy has it.
-//! - Bounded: beyond [`LEFT_MAX`] of each kind the oldest is forgotten, and may be named until somebody asks for it.
+//! - Bounded: beyond [`LEFT_MAX`] of each kind that which was noted longest ago is forgotten, and may be named until somebody asks
+//!   for it.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeSet;
+use std::hash::Hash;
 
-use hashbrown::HashMap;
+use lru::LruCache;
 
 use super::super::entry::Slot;
 use super::super::table::KeyHash;
@@ -20,15 +22,51 @@ use crate::cluster::shards::{KeyId, Shard};
 /// Copies that are remembered.
 const LEFT_MAX: usize = 16_384;
 
+/// Through which version each of some copies was let go of.
+#[derive(Debug)]
+pub(super) struct RecentlyLeft<K: Hash + Eq> {
+    /// The one that was noted last first.
+    copies: LruCache<K, Stamp, KeyHash>,
+}
+
+impl<K: Hash + Eq> Default for RecentlyLeft<K> {
+    fn default() -> Self {
+        Self { copies: LruCache::unbounded_with_hasher(KeyHash::default()) }
+    }
+}
+
+impl<K: Hash + Eq> RecentlyLeft<K> {
+    /// There is no copy of that version, or of one before.
+    fn note(&mut self, copy: K, stamp: Stamp) {
+        let known = self.copies.peek(&copy).copied().unwrap_or_default();
+        self.copies.put(copy, stamp.max(known));
+        if self.copies.len() > LEFT_MAX {
+            self.copies.pop_lru();
+        }
+    }
+
+    /// There is a copy.
+    fn take_back(&mut self, copy: &K) {
+        self.copies.pop(copy);
+    }
+
+    /// Whether that version was let go of.
+    fn contains(&self, copy: &K, stamp: Stamp) -> bool {
+        self.copies.peek(copy).is_some_and(|&through| stamp <= through)
+    }
+
+    /// Others may have been told in place of this member what came since.
+    pub(super) fn forget_all(&mut self) {
+        self.copies.clear();
+    }
+}
+
 /// What was let go of in shards that are being handed over to this member.
 #[derive(Debug, Default)]
 pub(super) struct Left {
     /// Shards that were gained, and of which nobody has said yet that it has told all.
     arriving: BTreeSet<Shard>,
-    /// Through which version each was let go of.
-    copies: BTreeMap<(KeyId, Slot), Stamp>,
-    /// The same in the order in which they went, with some that came back since.
-    order: VecDeque<(KeyId, Slot)>,
+    recent: RecentlyLeft<(KeyId, Slot)>,
 }
 
 impl Left {
@@ -40,69 +78,30 @@ impl Left {
     /// All of `shard` is handed over, or others serve it.
     pub(super) fn end(&mut self, shard: Shard) {
         if self.arriving.remove(&shard) {
-            self.order.retain(|(key, _)| key.shard() != shard);
-            self.copies.retain(|(key, _), _| key.shard() != shard);
+            self.recent.copies.retain(|(key, _), _| key.shard() != shard);
         }
     }
 
     /// `slot` has no copy of that version, or of one before.
     pub(super) fn note(&mut self, key: KeyId, slot: Slot, stamp: Stamp) {
-        if !self.arriving.contains(&key.shard()) {
-            return;
-        }
-        self.order.push_back((key, slot));
-        let through = self.copies.entry((key, slot)).or_default();
-        *through = stamp.max(*through);
-        while self.order.len() > LEFT_MAX {
-            if let Some(oldest) = self.order.pop_front() {
-                self.copies.remove(&oldest);
-            }
+        if self.arriving.contains(&key.shard()) {
+            self.recent.note((key, slot), stamp);
         }
     }
 
     /// `slot` has a copy.
     pub(super) fn take_back(&mut self, key: KeyId, slot: Slot) {
-        self.copies.remove(&(key, slot));
+        self.recent.take_back(&(key, slot));
     }
 
     /// Whether `slot` has let go of that version, and has not said since that it has one.
     pub(super) fn contains(&self, key: KeyId, slot: Slot, stamp: Stamp) -> bool {
-        self.copies.get(&(key, slot)).is_some_and(|&through| stamp <= through)
+        self.recent.contains(&(key, slot), stamp)
     }
 
-    /// Others may have been told in place of this member what came since.
+    /// As [`RecentlyLeft::forget_all`].
     pub(super) fn forget_all(&mut self) {
-        self.copies.clear();
-        self.order.clear();
-    }
-}
-
-/// What this member let go of where it decides, by the map that counts. All that it holds there it tells this catalog
-/// first.
-#[derive(Debug, Default)]
-pub(super) struct OwnLeft {
-    /// Through which version each was let go of.
-    copies: HashMap<KeyId, Stamp, KeyHash>,
-    /// The same in the order in which they went, with some that came back since.
-    order: VecDeque<KeyId>,
-}
-
-impl OwnLeft {
-    fn note(&mut self, key: KeyId, stamp: Stamp) {
-        self.order.push_back(key);
-        let through = self.copies.entry(key).or_default();
-        *through = stamp.max(*through);
-        while self.order.len() > LEFT_MAX {
-            if let Some(oldest) = self.order.pop_front() {
-                self.copies.remove(&oldest);
-            }
-        }
-    }
-
-    /// Who decides is another one, or is told by others now.
-    pub(super) fn forget_all(&mut self) {
-        self.copies.clear();
-        self.order.clear();
+        self.recent.forget_all();
     }
 }
 
@@ -116,7 +115,7 @@ impl Owner {
                 self.own_left.note(key, *stamp);
             }
             Change::Publish { .. } | Change::Announce { .. } | Change::Hold { .. } => {
-                self.own_left.copies.remove(&key);
+                self.own_left.take_back(&key);
             }
             _ => {}
         }
@@ -124,7 +123,7 @@ impl Owner {
 
     /// Whether this member has let go of that version, and has not said since that it has one.
     pub(super) fn has_own_left(&self, key: KeyId, stamp: Stamp) -> bool {
-        self.own_left.copies.get(&key).is_some_and(|&through| stamp <= through)
+        self.own_left.contains(&key, stamp)
     }
 }
 
@@ -150,35 +149,36 @@ mod tests {
         assert!(!left.contains(key, slot, Stamp(5)));
         left.note(key, slot, Stamp(5));
         left.end(key.shard());
-        assert!(!left.contains(key, slot, Stamp(5)) && left.order.is_empty());
+        assert!(!left.contains(key, slot, Stamp(5)) && left.recent.copies.is_empty());
     }
 
     #[test]
     fn what_is_remembered_is_bounded() {
-        let mut left = Left::default();
-        left.begin(copy(0).0.shard());
+        let mut left = RecentlyLeft::default();
         for number in 0..=LEFT_MAX {
-            let (key, slot) = copy(number);
-            left.note(key, slot, Stamp(5));
+            left.note(copy(number), Stamp(5));
         }
-        let is_there = |number| {
-            let (key, slot) = copy(number);
-            left.contains(key, slot, Stamp(5))
-        };
+        let is_there = |number| left.contains(&copy(number), Stamp(5));
         assert!(!is_there(0) && is_there(1) && is_there(LEFT_MAX));
-        assert_eq!((left.copies.len(), left.order.len()), (LEFT_MAX, LEFT_MAX));
+        assert_eq!(left.copies.len(), LEFT_MAX);
+        left.forget_all();
+        assert!(left.copies.is_empty());
     }
 
     #[test]
-    fn what_is_remembered_of_own_copies_is_bounded() {
-        let mut left = OwnLeft::default();
-        for number in 0..=LEFT_MAX {
-            left.note(copy(number).0, Stamp(5));
+    fn what_is_let_go_of_once_more_is_remembered_as_the_newest() {
+        let mut left = RecentlyLeft::default();
+        left.note(copy(0), Stamp(5));
+        left.note(copy(1), Stamp(5));
+        left.take_back(&copy(0));
+        for number in 2..LEFT_MAX {
+            left.note(copy(number), Stamp(5));
         }
-        let is_there = |number| left.copies.contains_key(&copy(number).0);
-        assert!(!is_there(0) && is_there(1) && is_there(LEFT_MAX));
-        assert_eq!(left.order.len(), LEFT_MAX);
-        left.forget_all();
-        assert!(left.copies.is_empty() && left.order.is_empty());
+        left.note(copy(1), Stamp(4));
+        left.note(copy(0), Stamp(5));
+        assert!((0..LEFT_MAX).all(|number| left.contains(&copy(number), Stamp(5))));
+        left.note(copy(LEFT_MAX), Stamp(5));
+        let is_there = |number| left.contains(&copy(number), Stamp(5));
+        assert!(is_there(0) && is_there(1) && !is_there(2));
     }
 }
