@@ -68,7 +68,7 @@ pub enum StartError {
         path: PathBuf,
     },
     /// The kernel refuses a step.
-    #[error("cannot {step} {}", path.display())]
+    #[error("cannot {step} {}: {source}", path.display())]
     Io {
         /// The step.
         step: &'static str,

@@ -404,6 +404,14 @@ fn a_dead_daemons_socket_is_replaced_and_a_live_one_is_not() {
 }
 
 #[test]
+fn a_socket_that_cannot_be_made_is_told_with_its_cause() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let socket = file.path().join("instance/control.sock");
+    let error = ControlServer::start(&socket, Arc::new(FakeDaemon::default())).unwrap_err().to_string();
+    assert_eq!(error.matches("Not a directory").count(), 1, "{error}");
+}
+
+#[test]
 fn a_stop_waits_for_nobody_who_only_keeps_a_connection() {
     let fixture = serve();
     let mut idle = fixture.connect();

@@ -59,7 +59,7 @@ pub enum LockError {
         pid: Option<u32>,
     },
     /// The file cannot be made, locked or written.
-    #[error("cannot lock {}", path.display())]
+    #[error("cannot lock {}: {source}", path.display())]
     Io {
         /// The lock file.
         path: PathBuf,
@@ -166,6 +166,13 @@ mod tests {
         let _lock = InstanceLock::acquire(&path).unwrap();
         let error = InstanceLock::acquire(&path).unwrap_err();
         assert!(matches!(error, LockError::Held { pid } if pid == Some(std::process::id())), "{error}");
+    }
+
+    #[test]
+    fn a_lock_that_cannot_be_made_is_told_with_its_cause() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let error = InstanceLock::acquire(&file.path().join("lock")).unwrap_err().to_string();
+        assert_eq!(error.matches("Not a directory").count(), 1, "{error}");
     }
 
     #[test]
