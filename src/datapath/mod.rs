@@ -57,6 +57,7 @@ mod policy_text;
 mod prefault;
 mod prefetch;
 mod promote;
+mod quota_room;
 mod recent;
 mod records;
 mod recover;

@@ -17,7 +17,6 @@ use std::time::Duration;
 use tidefs_engine::types::{ByteCount, FileOffset, PAGE};
 
 use super::burial::Doomed;
-use super::folders::QuotaInTheWay;
 use super::history::Ending;
 use super::lingering::Lingerers;
 use super::open_state::Refusal;
@@ -172,63 +171,6 @@ impl Datapath {
     pub(super) fn count_evictions(&self, doomed: &[Doomed]) {
         self.telemetry.evictions.add(doomed.len() as u64);
         self.telemetry.evicted_bytes.add(doomed.iter().map(|doomed| doomed.size.get()).sum());
-    }
-
-    /// Evicts inside the directories whose quota `more` bytes in `directory` would pass.
-    pub(super) fn make_room_in_quota(&self, more: ByteCount, directory: Slot) -> Result<(), Error> {
-        self.make_room_in_quota_beside(more, directory, None)
-    }
-
-    /// As [`Datapath::make_room_in_quota`], for bytes that the directories at and above `counted_in` count already.
-    pub(super) fn make_room_in_quota_beside(
-        &self,
-        more: ByteCount,
-        directory: Slot,
-        counted_in: Option<Slot>,
-    ) -> Result<(), Error> {
-        self.make_room_below(more, |state| state.quota_in_the_way(directory, more, counted_in))
-    }
-
-    /// Evicts below the directory whose quota `in_the_way` names, until it names none. What is to be `whole` bytes in a
-    /// quota that is smaller is refused at once.
-    pub(super) fn make_room_below(
-        &self,
-        whole: ByteCount,
-        mut in_the_way: impl FnMut(&mut State) -> Option<QuotaInTheWay>,
-    ) -> Result<(), Error> {
-        let started = self.clock.monotonic();
-        let mut passed_over = Vec::new();
-        loop {
-            let leaving = {
-                let mut state = self.lock();
-                let Some(in_the_way) = in_the_way(&mut state) else {
-                    passed_over.into_iter().for_each(|slot| state.update_hold(slot));
-                    return Ok(());
-                };
-                let QuotaInTheWay { growing, limited, quota } = in_the_way;
-                let may_leave = whole <= quota;
-                let victim =
-                    may_leave.then(|| state.victim_in_quota(limited, growing, &mut passed_over)).flatten();
-                let Some(victim) = victim else {
-                    passed_over.drain(..).for_each(|slot| state.update_hold(slot));
-                    let is_late = self.clock.monotonic().saturating_sub(started) > self.settings.deadline;
-                    if may_leave && state.walks > 0 && !is_late {
-                        drop(state);
-                        self.wait_for_walk();
-                        continue;
-                    }
-                    self.telemetry.over_quota.increment();
-                    return Err(Error::OverQuota {
-                        directory: state.path_text(limited),
-                        slot: limited,
-                        quota,
-                    });
-                };
-                // It leaves the quota at once, and memory when it is on disk.
-                self.let_leave(&mut state, victim, Ending::EvictedForQuota, MayLend::IfRoom)
-            };
-            self.see_off(leaving, None);
-        }
     }
 
     /// Looks whether there is no page left, before pages are given back or a file is sealed: a passthrough write that

@@ -1,0 +1,71 @@
+//! Room in quotas: evicting below the directory that has one, before something that grows there is accepted.
+//!
+//! Limits: a request that finds nothing to evict while a changed policy is being applied waits for that, at most
+//! `runtime.deadline_ms`.
+
+use tidefs_engine::types::ByteCount;
+
+use super::folders::QuotaInTheWay;
+use super::history::Ending;
+use super::ssd::MayLend;
+use super::{Datapath, Error, State};
+use crate::namespace::Slot;
+
+impl Datapath {
+    /// Evicts inside the directories whose quota `more` bytes in `directory` would pass.
+    pub(super) fn make_room_in_quota(&self, more: ByteCount, directory: Slot) -> Result<(), Error> {
+        self.make_room_in_quota_beside(more, directory, None)
+    }
+
+    /// As [`Datapath::make_room_in_quota`], for bytes that the directories at and above `counted_in` count already.
+    pub(super) fn make_room_in_quota_beside(
+        &self,
+        more: ByteCount,
+        directory: Slot,
+        counted_in: Option<Slot>,
+    ) -> Result<(), Error> {
+        self.make_room_below(more, |state| state.quota_in_the_way(directory, more, counted_in))
+    }
+
+    /// Evicts below the directory whose quota `in_the_way` names, until it names none. What is to be `whole` bytes in a
+    /// quota that is smaller is refused at once.
+    pub(super) fn make_room_below(
+        &self,
+        whole: ByteCount,
+        mut in_the_way: impl FnMut(&mut State) -> Option<QuotaInTheWay>,
+    ) -> Result<(), Error> {
+        let started = self.clock.monotonic();
+        let mut passed_over = Vec::new();
+        loop {
+            let leaving = {
+                let mut state = self.lock();
+                let Some(in_the_way) = in_the_way(&mut state) else {
+                    passed_over.into_iter().for_each(|slot| state.update_hold(slot));
+                    return Ok(());
+                };
+                let QuotaInTheWay { growing, limited, quota } = in_the_way;
+                let may_leave = whole <= quota;
+                let victim =
+                    may_leave.then(|| state.victim_in_quota(limited, growing, &mut passed_over)).flatten();
+                let Some(victim) = victim else {
+                    passed_over.drain(..).for_each(|slot| state.update_hold(slot));
+                    let is_late = self.clock.monotonic().saturating_sub(started) > self.settings.deadline;
+                    if may_leave && state.walks > 0 && !is_late {
+                        drop(state);
+                        self.wait_for_walk();
+                        continue;
+                    }
+                    self.telemetry.over_quota.increment();
+                    return Err(Error::OverQuota {
+                        directory: state.path_text(limited),
+                        slot: limited,
+                        quota,
+                    });
+                };
+                // It leaves the quota at once, and memory when it is on disk.
+                self.let_leave(&mut state, victim, Ending::EvictedForQuota, MayLend::IfRoom)
+            };
+            self.see_off(leaving, None);
+        }
+    }
+}
