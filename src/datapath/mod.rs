@@ -187,6 +187,8 @@ pub struct Datapath {
     last_writer_ms: AtomicU64,
     /// Held by who goes through a directory whose policy changed. Never taken under the state's lock.
     regrouping: Mutex<()>,
+    /// Signalled when such a walk is through, with the state's lock.
+    walked: Condvar,
     moves: moves::Moves,
     /// How many directories say that files below them are slot files.
     slot_directories: Arc<AtomicUsize>,
@@ -245,6 +247,7 @@ impl Datapath {
             passthrough_writers: AtomicU64::new(0),
             last_writer_ms: AtomicU64::new(0),
             regrouping: Mutex::default(),
+            walked: Condvar::new(),
             moves: moves::Moves::default(),
             ends_of_room: AtomicU64::new(0),
             keeper: OnceLock::new(),

@@ -1,7 +1,7 @@
 //! Room in quotas: evicting below the directory that has one, before something that grows there is accepted.
 //!
-//! Limits: a request that finds nothing to evict while a changed policy is being applied waits for that, at most
-//! `runtime.deadline_ms`.
+//! Limits: a request that finds nothing to evict while a changed policy is being applied there waits for that, at most
+//! `runtime.deadline_ms`. It may be one that answers the kernel, so no longer, and not for what is applied elsewhere.
 
 use tidefs_engine::types::ByteCount;
 
@@ -49,10 +49,10 @@ impl Datapath {
                     may_leave.then(|| state.victim_in_quota(limited, growing, &mut passed_over)).flatten();
                 let Some(victim) = victim else {
                     passed_over.drain(..).for_each(|slot| state.update_hold(slot));
-                    let is_late = self.clock.monotonic().saturating_sub(started) > self.settings.deadline;
-                    if may_leave && state.walks > 0 && !is_late {
-                        drop(state);
-                        self.wait_for_walk();
+                    let waited = self.clock.monotonic().saturating_sub(started);
+                    let left = self.settings.deadline.saturating_sub(waited);
+                    if may_leave && !left.is_zero() && state.is_walked(limited) {
+                        self.walked.wait_for(&mut state, left);
                         continue;
                     }
                     self.telemetry.over_quota.increment();
@@ -69,3 +69,6 @@ impl Datapath {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,7 +11,8 @@
 //! - A domain lives as long as a directory uses it.
 //!
 //! Threads: whoever changes the policy goes through it, off those that answer the kernel, and is answered when it is done.
-//! Who finds nothing to evict below a quota meanwhile waits for that, since the objects may not be in its order yet.
+//! Who finds nothing to evict below a quota waits for the walks that lead through its directory, or through something below
+//! that, since the objects may not be in its order yet.
 
 use tidefs_engine::types::ByteCount;
 
@@ -19,7 +20,7 @@ use super::below::{PART, Part, Way};
 use super::domains::DomainId;
 use super::room::footprint;
 use super::{Datapath, Marks, Phase, State};
-use crate::namespace::Slot;
+use crate::namespace::{Ino, Slot};
 use crate::tier::eviction::Departure;
 use crate::tier::memory::PolicyRecord;
 
@@ -54,8 +55,15 @@ impl Changes {
 /// A change on its way through a directory and all that is below.
 #[derive(Debug)]
 pub(super) struct Walk {
+    top: Ino,
     changes: Changes,
     way: Way,
+}
+
+impl Walk {
+    fn new(top: Ino, changes: Changes) -> Self {
+        Self { top, changes, way: Way::from(top) }
+    }
 }
 
 impl Datapath {
@@ -66,32 +74,41 @@ impl Datapath {
         let part = |state: &mut State| {
             let is_more = state.regroup_part(&mut walk, PART);
             if !is_more {
-                state.walks -= 1;
+                state.end_walk(walk.top);
             }
             is_more.then_some(())
         };
         self.in_parts(part, |()| {});
         drop(one_at_a_time);
-    }
-
-    /// Waits for a walk that is under way, after which there may be more to evict below a quota.
-    pub(super) fn wait_for_walk(&self) {
-        // It may be about to begin.
-        std::thread::yield_now();
-        drop(self.regrouping.lock());
+        self.walked.notify_all();
     }
 }
 
 impl State {
     /// Begins a walk, which [`Datapath::regroup`] then goes.
     pub(super) fn begin_walk(&mut self, top: Slot, changes: Changes) -> Walk {
-        self.walks += 1;
-        Walk { changes, way: Way::from(self.tree.ino(top)) }
+        let top = self.tree.ino(top);
+        self.walks.push(top);
+        Walk::new(top, changes)
+    }
+
+    fn end_walk(&mut self, top: Ino) {
+        if let Some(index) = self.walks.iter().position(|&begun| begun == top) {
+            self.walks.swap_remove(index);
+        }
+    }
+
+    /// Whether a walk that is not through may bring objects below `directory` into another order. Of a walk that leads neither
+    /// through it nor through anything below, none is: what is moved there meanwhile is gone through by a walk of its own.
+    pub(super) fn is_walked(&self, directory: Slot) -> bool {
+        let is_at_or_below = |slot: Slot, top: Slot| self.tree.ancestors(slot).any(|above| above == top);
+        let mut tops = self.walks.iter().filter_map(|&top| self.tree.by_ino(top));
+        tops.any(|top| is_at_or_below(directory, top) || is_at_or_below(top, directory))
     }
 
     /// The whole walk at once: for a directory without entries, and for a start, when nobody waits.
     pub(super) fn regroup_at_once(&mut self, top: Slot, changes: Changes) {
-        let mut walk = Walk { changes, way: Way::from(self.tree.ino(top)) };
+        let mut walk = Walk::new(self.tree.ino(top), changes);
         while self.regroup_part(&mut walk, PART) {}
     }
 
@@ -262,7 +279,7 @@ impl Datapath {
     /// When they differ, or a walk is under way.
     pub fn check_domains(&self) {
         let state = self.lock();
-        assert_eq!(state.walks, 0, "walks under way");
+        assert_eq!(state.walks, [], "walks under way");
         state.folders.check_floors();
         state.domains.check();
         let mut found = std::collections::HashMap::<DomainId, (usize, u64)>::new();

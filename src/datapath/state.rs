@@ -75,8 +75,8 @@ pub struct State {
     pub(super) next_version: Version,
     pub(super) next_directory: DirectoryId,
     pub(super) next_handle: u64,
-    /// Walks that apply a changed policy and are not through.
-    pub(super) walks: u32,
+    /// Where the walks begin that apply a changed policy and are not through.
+    pub(super) walks: Vec<Ino>,
     /// Bytes that are being reserved on a guess and are in no charge yet.
     pub(super) guessing: ByteCount,
     /// What each unfinished file is counted with in the quotas above it.
@@ -127,7 +127,7 @@ impl State {
             next_version: Version(1),
             next_directory: DirectoryId(DirectoryId::ROOT.0 + 1),
             next_handle: 1,
-            walks: 0,
+            walks: Vec::new(),
             guessing: ByteCount::ZERO,
             charges: unsealed::Charges::default(),
             sealed_bytes: ByteCount::ZERO,

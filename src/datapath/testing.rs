@@ -7,8 +7,10 @@ use nix::unistd::gettid;
 use tidefs_engine::time::{Clock, SystemClock};
 use tidefs_engine::types::ByteCount;
 
-use super::{Caller, Datapath, EvictionSettings, Settings};
-use crate::namespace::{Attributes, ThreadId};
+use super::{
+    BeginRequest, Caller, Credentials, Datapath, EvictionSettings, Located, OpenOptions, Session, Settings,
+};
+use crate::namespace::{Attributes, Ino, ThreadId};
 use crate::telemetry::Telemetry;
 use crate::tier::eviction::EvictionParameters;
 use crate::tier::memory::{HugePages, MemoryConfig, MemoryTier};
@@ -51,4 +53,33 @@ pub(super) fn unprivileged() -> (tempfile::TempDir, Datapath) {
 /// The calling thread, as root.
 pub(super) fn caller() -> Caller {
     Caller { uid: 0, gid: 0, thread: ThreadId(gettid().as_raw().cast_unsigned()) }
+}
+
+/// What opens a file to write it.
+pub(super) const WRITE: OpenOptions =
+    OpenOptions { read: false, write: true, truncate: false, exclusive: false, cut_to: None };
+
+/// Makes an object of 1 MiB.
+pub(super) fn make(datapath: &Datapath, directory: Ino, name: &str) -> Ino {
+    let (_, opened) = datapath.create(&caller(), directory, name.as_bytes(), 0o644, WRITE).unwrap();
+    datapath.write(opened.handle, 0, &vec![1; 1 << 20]).unwrap();
+    datapath.flush(&caller(), opened.handle).unwrap();
+    datapath.release(opened.handle);
+    opened.ino
+}
+
+/// Makes a directory.
+pub(super) fn directory(datapath: &Datapath, name: &[u8]) -> Ino {
+    datapath.make_directory(&caller(), Ino::ROOT, name, 0o755).unwrap().ino
+}
+
+/// Begins another object of 1 MiB for each of some names.
+pub(super) fn begin(datapath: &Datapath, directory: Ino, names: &[&'static str]) -> Session {
+    let session = datapath.begin_session(Credentials::of_request(0, 0, caller().thread), true);
+    let size = ByteCount::mib(1);
+    let request = |name: &&'static str| BeginRequest { name: name.as_bytes(), size, mode: 0o644 };
+    datapath.begin(&session, directory, names.iter().map(request), |begun| {
+        assert!(matches!(begun, Located::Here { .. }), "{begun:?}");
+    });
+    session
 }

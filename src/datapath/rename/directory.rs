@@ -68,8 +68,9 @@ impl Datapath {
         state.raise(parent, height);
         let mut changes = Changes::between(&before, &state.effective_policy(slot).record);
         // A walk that is under way may have come to one of the two places and not to the other.
-        changes.order |= state.folders.domain(parent) != old_domain || state.walks > 0;
-        changes.expiries |= state.walks > 0;
+        let is_walked = !state.walks.is_empty();
+        changes.order |= state.folders.domain(parent) != old_domain || is_walked;
+        changes.expiries |= is_walked;
         let walk = changes.is_any().then(|| state.begin_walk(slot, changes));
         state.tree.node_mut(slot).attributes.ctime_ns = now_ns;
         for changed in [old_parent, parent] {

@@ -1,38 +1,10 @@
 //! What is begun for the place of an object, in a cache without a mount.
 
 use super::super::room::Loss;
-use super::super::testing::{caller, unprivileged};
-use super::super::{BeginRequest, Credentials, Located, OpenOptions, Session};
+use super::super::testing::{WRITE, begin, caller, directory, make, unprivileged};
+use super::super::{OpenOptions, Session};
 use super::*;
 use crate::namespace::Ino;
-
-const WRITE: OpenOptions =
-    OpenOptions { read: false, write: true, truncate: false, exclusive: false, cut_to: None };
-
-/// Makes an object of 1 MiB.
-fn make(datapath: &Datapath, directory: Ino, name: &str) -> Ino {
-    let (_, opened) = datapath.create(&caller(), directory, name.as_bytes(), 0o644, WRITE).unwrap();
-    datapath.write(opened.handle, 0, &vec![1; 1 << 20]).unwrap();
-    datapath.flush(&caller(), opened.handle).unwrap();
-    datapath.release(opened.handle);
-    opened.ino
-}
-
-/// Makes a directory.
-fn directory(datapath: &Datapath, name: &[u8]) -> Ino {
-    datapath.make_directory(&caller(), Ino::ROOT, name, 0o755).unwrap().ino
-}
-
-/// Begins another object of 1 MiB for each of some names.
-fn begin(datapath: &Datapath, directory: Ino, names: &[&'static str]) -> Session {
-    let session = datapath.begin_session(Credentials::of_request(0, 0, caller().thread), true);
-    let size = ByteCount::mib(1);
-    let request = |name: &&'static str| BeginRequest { name: name.as_bytes(), size, mode: 0o644 };
-    datapath.begin(&session, directory, names.iter().map(request), |begun| {
-        assert!(matches!(begun, Located::Here { .. }), "{begun:?}");
-    });
-    session
-}
 
 /// A directory with a quota of 8 MiB and as many objects, and of some of them another one begun.
 fn full(names: [&'static str; 8], begun: &[&'static str]) -> (tempfile::TempDir, Datapath, Ino, Session) {
