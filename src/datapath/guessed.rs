@@ -76,7 +76,7 @@ impl Datapath {
         let headroom = self.settings.write_headroom;
         let whole = guess.bytes.saturating_add(headroom);
         if guess.may_evict {
-            let in_quota = self.make_room_in_quota(guess.bytes, directory);
+            let in_quota = self.look_for_room_in_quota(guess.bytes, directory);
             return in_quota.and_then(|()| self.make_room(whole, directory)).is_ok();
         }
         let is_in_quota = self.lock().quota_in_the_way(directory, guess.bytes, None).is_none();

@@ -83,8 +83,8 @@ impl Datapath {
             self.free_place(Place::Solo(id));
         }
         if is_beside_another {
-            // That counts whole from now on. What cannot go stays.
-            let _ = self.make_room_in_quota(ByteCount::ZERO, parent);
+            // That counts whole from now on.
+            self.trim_to_quota(parent);
         }
         is_entered.map(drop)
     }

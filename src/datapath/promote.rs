@@ -167,7 +167,8 @@ impl Datapath {
             return Err(Error::NoObject);
         }
         self.wait_for_lent_room(wanted.size);
-        let outcome = self.make_room_in_quota(footprint(wanted.size), wanted.directory).and_then(|()| {
+        let room = self.look_for_room_in_quota(footprint(wanted.size), wanted.directory);
+        let outcome = room.and_then(|()| {
             if wanted.is_small {
                 self.promote_small(ino, &wanted).map(|()| None)
             } else {

@@ -1,5 +1,8 @@
 //! Room in quotas: evicting below the directory that has one, before something that grows there is accepted.
 //!
+//! Invariants
+//! - Who is told that there is none is counted, and nobody else: what is trimmed, or left out, is no request that is refused.
+//!
 //! Limits: a request that finds nothing to evict while a changed policy is being applied there waits for that, at most
 //! `runtime.deadline_ms`. It may be one that answers the kernel, so no longer, and not for what is applied elsewhere.
 
@@ -27,9 +30,35 @@ impl Datapath {
         self.make_room_below(more, |state| state.quota_in_the_way(directory, more, counted_in))
     }
 
+    /// As [`Datapath::make_room_in_quota`], for something that is left out where there is none: nobody is refused.
+    pub(super) fn look_for_room_in_quota(&self, more: ByteCount, directory: Slot) -> Result<(), Error> {
+        self.evict_for_quota(more, |state| state.quota_in_the_way(directory, more, None))
+    }
+
+    /// Evicts inside the directories at and above `directory` that are beyond their quotas by what came to be there. What
+    /// cannot go stays: nobody is refused.
+    pub(super) fn trim_to_quota(&self, directory: Slot) {
+        self.trim_below(|state| state.quota_in_the_way(directory, ByteCount::ZERO, None));
+    }
+
+    /// The same below the directory whose quota `in_the_way` names, until it names none.
+    pub(super) fn trim_below(&self, in_the_way: impl FnMut(&mut State) -> Option<QuotaInTheWay>) {
+        // It says which quota stays passed.
+        let _ = self.evict_for_quota(ByteCount::ZERO, in_the_way);
+    }
+
     /// Evicts below the directory whose quota `in_the_way` names, until it names none. What is to be `whole` bytes in a
     /// quota that is smaller is refused at once.
     pub(super) fn make_room_below(
+        &self,
+        whole: ByteCount,
+        in_the_way: impl FnMut(&mut State) -> Option<QuotaInTheWay>,
+    ) -> Result<(), Error> {
+        self.evict_for_quota(whole, in_the_way).inspect_err(|_| self.telemetry.over_quota.increment())
+    }
+
+    /// The same, not counted as a refusal.
+    fn evict_for_quota(
         &self,
         whole: ByteCount,
         mut in_the_way: impl FnMut(&mut State) -> Option<QuotaInTheWay>,
@@ -55,7 +84,6 @@ impl Datapath {
                         self.walked.wait_for(&mut state, left);
                         continue;
                     }
-                    self.telemetry.over_quota.increment();
                     return Err(Error::OverQuota {
                         directory: state.path_text(limited),
                         slot: limited,

@@ -87,8 +87,7 @@ impl Datapath {
             )
         });
         if let Some(directory) = left_behind_in.filter(|_| outcome.is_ok()) {
-            // What cannot go stays.
-            let _ = self.make_room_in_quota(ByteCount::ZERO, directory);
+            self.trim_to_quota(directory);
         }
         update_holds();
         self.carry_out(afterwards);

@@ -309,8 +309,8 @@ impl Datapath {
                 now.filter(|_| now != before).map(|charge| charge.directory)
             };
             if let Some(directory) = directory {
-                // What cannot go stays; who writes is told at the close.
-                let _ = self.make_room_in_quota(ByteCount::ZERO, directory);
+                // Who writes what has no room is told at the close.
+                self.trim_to_quota(directory);
             }
         }
     }

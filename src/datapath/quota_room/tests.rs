@@ -1,4 +1,4 @@
-//! How long a writer without room in its quota waits, in a cache without a mount.
+//! Who is refused for a quota, and how long it waits before, in a cache without a mount.
 
 use std::sync::mpsc;
 use std::thread;
@@ -96,4 +96,18 @@ fn what_leads_through_a_quota_or_through_something_below_it_is_waited_for_and_no
         assert!(!datapath.lock().is_walked(slot), "it is through");
     }
     datapath.check_domains();
+}
+
+#[test]
+fn who_is_refused_for_a_quota_is_counted_and_what_is_trimmed_for_nobody_is_not() {
+    let (_place, datapath, ns, session) = full();
+    let refused = || datapath.telemetry().over_quota.get();
+    datapath.set_attribute(ns, b"user.tidefs.quota", b"4MiB", None).unwrap();
+    let slot = datapath.lock().tree.by_ino(ns).unwrap();
+    datapath.trim_to_quota(slot);
+    assert!(datapath.look_for_room_in_quota(ByteCount::mib(1), slot).is_err());
+    assert_eq!(refused(), 0, "what cannot go stays, and nobody asked for its room");
+    assert!(!has_room(&datapath, ns));
+    assert_eq!(refused(), 1);
+    datapath.end_session(&session);
 }

@@ -82,8 +82,8 @@ impl Datapath {
     /// Evicts below each of the directories `limited` down to its quota, for the directory in `slot` that came to be there.
     pub(super) fn fit_moved(&self, slot: Slot, limited: &[Slot]) {
         for &limited in limited {
-            // As when a quota is lowered: what cannot go stays.
-            let _ = self.make_room_below(ByteCount::ZERO, |state| {
+            // As when a quota is lowered.
+            self.trim_below(|state| {
                 let in_the_way = state.quota_in_the_way(limited, ByteCount::ZERO, None)?;
                 Some(QuotaInTheWay { growing: slot, ..in_the_way })
             });

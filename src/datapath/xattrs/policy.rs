@@ -4,8 +4,6 @@
 //! - A policy that could not be kept is not in force either.
 //! - What is set on an object whose next version is being written is set on that, too.
 
-use tidefs_engine::types::ByteCount;
-
 use super::super::domains::DomainId;
 use super::super::policy_text::{RECOMPUTE, apply, is_settable, written};
 use super::super::regroup::Changes;
@@ -119,8 +117,8 @@ impl Datapath {
             side.cluster().check_copies();
         }
         if key == "quota" && quota.is_some() {
-            // A quota below what is there takes effect by evicting down to it; what cannot go stays.
-            let _ = self.make_room_in_quota(ByteCount::ZERO, slot);
+            // A quota below what is there takes effect by evicting down to it.
+            self.trim_to_quota(slot);
         }
         Ok(())
     }

@@ -7,8 +7,6 @@
 
 use std::sync::Arc;
 
-use tidefs_engine::types::ByteCount;
-
 use crate::cluster::Stamp;
 use crate::cluster::coordinator::{Access, NamespaceRecord, Namespaces, name_of, path_of};
 use crate::cluster::shards::KeyId;
@@ -185,8 +183,7 @@ impl Datapath {
             side.cluster.check_copies();
         }
         if aftermath.has_quota {
-            // What cannot go stays.
-            let _ = self.make_room_in_quota(ByteCount::ZERO, slot);
+            self.trim_to_quota(slot);
         }
     }
 }
