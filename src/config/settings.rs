@@ -430,8 +430,9 @@ settings! {
         /// finds them; `discard` gives the memory back.
         on_stop: OnStop { default: OnStop::Keep; range: Range::any(); alias: "on_stop"; example: "discard"; }
 
-        /// Milliseconds that a request may wait for room before it is told that there is none. Raise it when
-        /// writers would rather wait than skip a store.
+        /// Milliseconds that a request may wait for room before it is told that there is none, and rename and fsync
+        /// for a disk where `user.tidefs.durability` asks for it. Raise it when writers would rather wait than skip a
+        /// store.
         deadline_ms: u64 { default: 5000; range: Range::between(10, 600_000); example: "1000"; }
     }
 

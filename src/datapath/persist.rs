@@ -2,7 +2,8 @@
 //! until the object is on a disk.
 //!
 //! Limits: a writer's close that was made before its rename arrives within `ANNOUNCED_CLOSE_WAIT`; of an object whose writer
-//! keeps its descriptor nothing is promised. The wait for a disk is bounded by `runtime.deadline_ms`.
+//! keeps its descriptor nothing is promised. All waits of a request together, for the close and for the disks, are bounded by
+//! `runtime.deadline_ms`.
 //! Threads: [`Datapath::persist`] waits, so it runs on load threads.
 
 use std::io;
@@ -44,8 +45,13 @@ impl Datapath {
         is_final.then(|| state.must_persist(slot)).flatten()
     }
 
-    /// Waits for a close that was made before the rename and arrives after it.
-    fn wait_for_last_close(&self, ino: Ino) {
+    /// What is left until a moment of the monotonic clock.
+    fn left_until(&self, end: Duration) -> Duration {
+        end.saturating_sub(self.clock.monotonic())
+    }
+
+    /// Waits for a close that was made before the rename and arrives after it, until `end` at most.
+    fn wait_for_last_close(&self, ino: Ino, end: Duration) {
         let started = self.clock.monotonic();
         let patience = || {
             let state = self.lock();
@@ -54,19 +60,20 @@ impl Datapath {
             let is_announced = object.open.as_ref().is_some_and(|open| open.closing);
             is_written.then_some(if is_announced { ANNOUNCED_CLOSE_WAIT } else { CLOSE_WAIT })
         };
-        let is_early = |limit| self.clock.monotonic().saturating_sub(started) < limit;
+        let is_early = |limit| self.clock.monotonic() < end.min(started.saturating_add(limit));
         while patience().is_some_and(is_early) {
             self.wait_for_release(CLOSE_PAUSE);
         }
     }
 
-    /// Makes a sealed object durable on SSD; it stays in memory. Waits for the disk.
+    /// Makes a sealed object durable on SSD; it stays in memory. Waits for the disk, and `runtime.deadline_ms` at most.
     ///
     /// # Errors
     /// [`Error::Io`] when no disk has it, and [`Error::Stale`] when it is gone.
     pub fn persist(&self, ino: Ino) -> Result<(), Error> {
-        self.wait_for_last_close(ino);
-        let outcome = self.try_persist(ino);
+        let end = self.clock.monotonic().saturating_add(self.settings.deadline);
+        self.wait_for_last_close(ino, end);
+        let outcome = self.try_persist(ino, end);
         if let Err(error) = &outcome {
             self.telemetry.ssd_durability_failures.increment();
             tracing::warn!(ino = ino.0, %error, "an object that was to be durable is in memory only");
@@ -74,15 +81,13 @@ impl Datapath {
         outcome
     }
 
-    fn try_persist(&self, ino: Ino) -> Result<(), Error> {
+    fn try_persist(&self, ino: Ino, end: Duration) -> Result<(), Error> {
         let ssd = self.ssd().ok_or_else(|| failed("there is none"))?;
-        let started = self.clock.monotonic();
-        let is_late = || self.clock.monotonic().saturating_sub(started) >= self.settings.deadline;
-        for attempt in 1..=ATTEMPTS {
-            if self.persist_once(ssd, ino)? {
+        for _ in 0..ATTEMPTS {
+            if self.persist_once(ssd, ino, end)? {
                 return Ok(());
             }
-            if attempt < ATTEMPTS && is_late() {
+            if self.left_until(end).is_zero() {
                 break;
             }
         }
@@ -90,7 +95,7 @@ impl Datapath {
     }
 
     /// Returns whether the object is durable, and what its name hangs on.
-    fn persist_once(&self, ssd: &SsdTier, ino: Ino) -> Result<bool, Error> {
+    fn persist_once(&self, ssd: &SsdTier, ino: Ino, end: Duration) -> Result<bool, Error> {
         let (lent, key, above) = {
             let mut state = self.lock();
             let slot = state.slot_of(ino)?;
@@ -111,11 +116,11 @@ impl Datapath {
             let (sender, receiver) = sync_channel(1);
             self.store(lent, true, Some(sender));
             // Late or not, it goes on; what counts is what stands there.
-            let _ = receiver.recv_timeout(self.settings.deadline);
+            let _ = receiver.recv_timeout(self.left_until(end));
         }
         // The records of the directories above came before it. A disk that has none of all these may fail.
         let keys = above.iter().map(|(_, key)| &key[..]).chain([&key[..]]);
-        let is_flushed = ssd.flush_keys(keys, self.settings.deadline);
+        let is_flushed = ssd.flush_keys(keys, self.left_until(end));
         let state = self.lock();
         let record = state.ssd_record(state.slot_of(ino)?);
         let stands = record.is_some_and(|record| ssd.holds(&record.key) == Some(record.version));
@@ -158,5 +163,35 @@ impl State {
         let object = self.object(slot)?;
         let wants = object.phase == Phase::Sealed && self.effective_policy(slot).record.durable == Some(true);
         wants.then(|| self.tree.ino(slot))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::super::testing::{WRITE, caller, unprivileged};
+    use super::*;
+
+    #[test]
+    fn a_close_that_does_not_come_keeps_nobody_waiting_beyond_the_deadline() {
+        let (_place, mut datapath) = unprivileged();
+        datapath.settings.deadline = Duration::from_millis(20);
+        let (_, opened) = datapath.create(&caller(), Ino::ROOT, b"written", 0o644, WRITE).unwrap();
+        datapath.write(opened.handle, 0, &[1; 5000]).unwrap();
+        datapath.flush(&caller(), opened.handle).unwrap();
+        datapath.rename(&caller(), (Ino::ROOT, b"written"), (Ino::ROOT, b"key"), false).unwrap();
+        {
+            let state = datapath.lock();
+            let object = state.object(state.tree.by_ino(opened.ino).unwrap()).unwrap();
+            let is_closing = object.open.as_ref().is_some_and(|open| open.closing);
+            assert!(object.phase == Phase::Sealed && !object.marks.has(Marks::FINAL) && is_closing);
+        }
+        let began = Instant::now();
+        assert!(datapath.persist(opened.ino).is_err(), "there is no disk");
+        let waited = began.elapsed();
+        assert!(waited >= datapath.settings.deadline, "its close may come: {waited:?}");
+        assert!(waited < ANNOUNCED_CLOSE_WAIT, "{waited:?}");
+        datapath.release(opened.handle);
     }
 }
