@@ -45,7 +45,7 @@ pub enum Verdict {
     Corrupt,
     /// Not a sealed, final object (any more).
     Skipped,
-    /// Nothing is known of them: their disk failed, or took too long.
+    /// Nothing is known of them: their disk failed, or took too long, or the record that has their checksum is damaged.
     Unreadable,
 }
 
@@ -270,7 +270,8 @@ impl Datapath {
         })
     }
 
-    /// Compares one object with its checksum, and drops it when they differ.
+    /// Compares one object with its checksum, and drops it when they differ. Of one that has none yet it is taken; the record of
+    /// one that may have had one, and does not say so any more, stays as it is.
     ///
     /// # Errors
     /// [`Error::Stale`] when there is no such object any more, or memory does not give what it is to hold; [`Error::Io`].
@@ -281,8 +282,19 @@ impl Datapath {
             let Some(object) = state.object(slot).filter(|object| is_final(object)) else {
                 return Ok(Verdict::Skipped);
             };
-            // A record that cannot be read has no checksum to compare with.
-            (self.recorded_checksum(object).ok().flatten(), self.bytes_of(object)?)
+            let bytes = self.bytes_of(object)?;
+            match self.recorded_checksum(object) {
+                Ok(expected) => (expected, bytes),
+                Err(error) => {
+                    let path = state.path_text(slot);
+                    tracing::warn!(
+                        path,
+                        %error,
+                        "the record of an object could not be read: nothing is known of its bytes"
+                    );
+                    return Ok(Verdict::Unreadable);
+                }
+            }
         };
         let found = bytes.checksum()?;
         let Some(expected) = expected else {
@@ -318,5 +330,34 @@ impl State {
     pub(super) fn unverified(&self, ino: Ino) -> Option<ByteCount> {
         let object = self.object(self.tree.by_ino(ino)?)?;
         object.marks.has(Marks::UNVERIFIED).then_some(object.size)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use xattr::FileExt as _;
+
+    use super::super::testing::{make, unprivileged};
+    use super::*;
+
+    #[test]
+    fn an_object_whose_record_is_damaged_is_not_called_sound_and_gets_no_other_checksum() {
+        let (_place, datapath) = unprivileged();
+        let ino = make(&datapath, Ino::ROOT, "key");
+        assert!(datapath.checksum(ino).unwrap().is_some());
+        assert_eq!(datapath.verify_object(ino).unwrap(), Verdict::Sound);
+        let segment = {
+            let state = datapath.lock();
+            let object = state.object(state.tree.by_ino(ino).unwrap()).unwrap();
+            let Place::Solo(segment) = object.place else { panic!("{object:?}") };
+            datapath.tier.open_segment(segment).unwrap()
+        };
+        let attribute = datapath.tier.report().record_attribute;
+        segment.set_xattr(&attribute, b"damaged").unwrap();
+        for _ in 0..2 {
+            assert_eq!(datapath.verify_object(ino).unwrap(), Verdict::Unreadable);
+        }
+        let left = segment.get_xattr(&attribute).unwrap();
+        assert_eq!(left.as_deref(), Some(&b"damaged"[..]), "who looks into it finds it as it was");
     }
 }

@@ -55,7 +55,8 @@ pub struct VerifySummary {
     pub only_elsewhere: ObjectCount,
     /// Objects that a program still has open to write, or has written again meanwhile. Not read.
     pub being_written: ObjectCount,
-    /// Objects that memory did not give, or their disk failed or took too long with. Nothing is known of them.
+    /// Objects that memory did not give, or their disk failed or took too long with, or whose checksum cannot be read. Nothing is
+    /// known of them.
     pub unreadable: ObjectCount,
     /// Bytes read.
     pub checked_bytes: ByteCount,
