@@ -196,8 +196,8 @@ pub struct Datapath {
     ends_of_room: AtomicU64,
     keeper: OnceLock<std::thread::Thread>,
     unchecked: verify::Queue,
-    /// Whether an earlier daemon left objects, which are checked when they are first used.
-    has_unverified: AtomicBool,
+    /// How many objects an earlier daemon left that were not checked since, which they are when they are first used.
+    unverified: verify::Unverified,
     ssd: OnceLock<Arc<SsdTier>>,
     cluster: OnceLock<ClusterSide>,
     /// Whether this host is a member of a cluster, or is to be.
@@ -233,6 +233,7 @@ impl Datapath {
         let state = State::new(&settings, &tier, Arc::clone(&clock), &telemetry);
         Self {
             slot_directories: state.folders.slot_directories(),
+            unverified: state.unverified.clone(),
             state: Mutex::new(state),
             released: Condvar::new(),
             tier,
@@ -252,7 +253,6 @@ impl Datapath {
             ends_of_room: AtomicU64::new(0),
             keeper: OnceLock::new(),
             unchecked: verify::Queue::default(),
-            has_unverified: AtomicBool::new(false),
             ssd: OnceLock::new(),
             cluster: OnceLock::new(),
             expects_cluster: AtomicBool::new(false),

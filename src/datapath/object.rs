@@ -68,7 +68,7 @@ impl Marks {
     pub const READ: Self = Self(2);
     /// Somebody opened it to read and write, so a writable mapping may outlive every handle.
     pub const WRITABLE_MAPPING: Self = Self(4);
-    /// Taken over from an earlier daemon and not checked against its checksum yet.
+    /// Taken over from an earlier daemon and not checked against its checksum yet. Counted: see `State::mark_unverified`.
     pub const UNVERIFIED: Self = Self(8);
     /// Has attributes of its own beyond the policy (`user.*` of applications).
     pub const DECORATED: Self = Self(16);

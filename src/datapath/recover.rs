@@ -1,7 +1,5 @@
 //! After a restart: the tables are built again from what the memory tier holds.
 
-use std::sync::atomic::Ordering;
-
 use hashbrown::HashMap;
 use tidefs_engine::types::{ByteCount, DirectoryId, Version};
 
@@ -86,7 +84,6 @@ impl Datapath {
             corrupt: summary.corrupt,
             ..Recovered::default()
         };
-        self.has_unverified.store(!takeover.adopted.is_empty(), Ordering::Relaxed);
         state.order_adopted(std::mem::take(&mut takeover.adopted), &mut recovered);
         drop(state);
         takeover.unwanted.drain(..).for_each(|place| self.free_place(place));
@@ -198,7 +195,6 @@ impl State {
         object.sealed_at_ns = record.sealed_at_ns;
         object.marks.set(Marks::FINAL, true);
         object.marks.set(Marks::ADOPTED, true);
-        object.marks.set(Marks::UNVERIFIED, record.checksum.is_some());
         object.marks.set(Marks::DECORATED, record.mode & DECORATED != 0);
         if record.policy != memory::PolicyRecord::default() {
             let mut policy = record.policy.clone();
@@ -212,6 +208,8 @@ impl State {
             return match self.object_mut(slot) {
                 Some(older) if older.version < object.version => {
                     let older = std::mem::replace(older, object);
+                    self.unverified.part_from(&older);
+                    self.mark_unverified(slot, record.checksum.is_some());
                     self.tree.node_mut(slot).attributes = attributes;
                     Ok((slot, Some(older.place)))
                 }
@@ -220,6 +218,7 @@ impl State {
         }
         let slot = self.tree.make(attributes, Body::File(object));
         self.tree.attach(slot, parent, name).expect("the name is free and its directory was just found");
+        self.mark_unverified(slot, record.checksum.is_some());
         Ok((slot, None))
     }
 

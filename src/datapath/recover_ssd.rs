@@ -183,9 +183,9 @@ impl State {
         let (slot, _) = self.adopt_object(parent, name, Place::Ssd, record).ok()?;
         if let Some(object) = self.object_mut(slot) {
             object.marks.set(Marks::ON_SSD, true);
-            // Every load compares the checksum.
-            object.marks.set(Marks::UNVERIFIED, false);
         }
+        // Every load compares the checksum.
+        self.mark_unverified(slot, false);
         self.renew_expiry(slot);
         self.watch_pin(slot);
         Some(slot)

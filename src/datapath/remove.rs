@@ -133,14 +133,17 @@ impl State {
         self.discharge(slot);
         self.forget_departed(slot);
         match self.tree.free(slot).body {
-            Body::File(object) => match object.place {
-                Place::Remote => {
-                    self.elsewhere.leave(slot);
-                    None
+            Body::File(object) => {
+                self.unverified.part_from(&object);
+                match object.place {
+                    Place::Remote => {
+                        self.elsewhere.leave(slot);
+                        None
+                    }
+                    Place::Solo(NO_SEGMENT) | Place::Scratch(_) | Place::Ssd => None,
+                    place @ (Place::Solo(_) | Place::Packed(_)) => Some(place),
                 }
-                Place::Solo(NO_SEGMENT) | Place::Scratch(_) | Place::Ssd => None,
-                place @ (Place::Solo(_) | Place::Packed(_)) => Some(place),
-            },
+            }
             Body::Directory(_) => {
                 self.leave_folder(slot);
                 None

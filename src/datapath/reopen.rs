@@ -75,6 +75,8 @@ impl Datapath {
         state.leave_order(slot, footprint(size), Departure::Gone);
         state.uncount(state.tree.node(slot).parent, size);
         state.clear_expiry(slot);
+        // Its checksum went with its record.
+        state.mark_unverified(slot, false);
         // What it will be is told when it is closed, or sealed. Until then the cluster knows of it as what it was.
         let was_told = !state.clear_untold(slot) && state.has_members();
         let told = state.sealed_stamp(slot).filter(|_| was_told);

@@ -6,7 +6,6 @@
 
 use std::fs::{File, Metadata};
 use std::ops::ControlFlow;
-use std::sync::atomic::Ordering;
 
 use tidefs_engine::types::{ByteCount, SegmentId, Version};
 
@@ -118,7 +117,6 @@ impl Datapath {
         });
         let older = older.map(|slot| state.remove_object(slot, Departure::Gone, None));
         state.take_over(takeover, place, record);
-        self.has_unverified.fetch_or(!takeover.adopted.is_empty(), Ordering::Relaxed);
         state.order_adopted(std::mem::take(&mut takeover.adopted), recovered);
         drop(state);
         recovered.removed += takeover.unwanted.len() as u64 + u64::from(older.is_some());

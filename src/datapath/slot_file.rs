@@ -134,7 +134,7 @@ impl Datapath {
         let may_wait = self.slot_directories.load(Ordering::Relaxed) > 0
             || self.scratch.files() > 0
             || self.moves.are_any_under_way()
-            || self.has_unverified.load(Ordering::Relaxed);
+            || self.unverified.are_any();
         if !may_wait {
             return false;
         }

@@ -20,7 +20,7 @@ use super::history::History;
 use super::recent::Recent;
 use super::{
     Error, Handle, HandleId, Object, Settings, departed, key_hash, lingering, misses, naming, prefetch,
-    resent, unsealed,
+    resent, unsealed, verify,
 };
 use crate::namespace::{Body, Ino, Processes, Slot, Tree};
 use crate::telemetry::Telemetry;
@@ -42,6 +42,8 @@ pub struct State {
     pub(super) elsewhere: Elsewhere,
     /// Whether there is an SSD tier, which is told of every sealed object that leaves a name.
     pub(super) has_ssd: bool,
+    /// Objects that an earlier daemon left and that were not checked since.
+    pub(super) unverified: verify::Unverified,
     /// Tells clients of the fast path that names changed.
     pub(super) names: Arc<NamesClock>,
     /// While objects on SSD are without their names.
@@ -108,6 +110,7 @@ impl State {
             ahead: prefetch::Ahead::new(Arc::clone(telemetry)),
             elsewhere: Elsewhere::default(),
             has_ssd: false,
+            unverified: verify::Unverified::default(),
             names: Arc::clone(tier.names_clock()),
             naming: None,
             processes: Processes::default(),

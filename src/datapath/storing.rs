@@ -273,9 +273,9 @@ impl Datapath {
             // From now on it may leave its name without a word of these bytes.
             self.retire(&place);
             object.marks.set(Marks::STORING, false);
-            object.marks.set(Marks::UNVERIFIED, false);
             object.settle();
         }
+        state.mark_unverified(slot, false);
         state.note_moved(slot);
         Doomed::bytes_only(place, size, ino)
     }

@@ -21,6 +21,12 @@ const CAPACITY: ByteCount = ByteCount::mib(64);
 /// A cache without a mount, whose tier counts its bytes itself as it may not mount a tmpfs.
 pub(super) fn unprivileged() -> (tempfile::TempDir, Datapath) {
     let place = tempfile::tempdir_in("/dev/shm").unwrap();
+    let datapath = reopened(&place);
+    (place, datapath)
+}
+
+/// The same over what an earlier one left there.
+pub(super) fn reopened(place: &tempfile::TempDir) -> Datapath {
     let tier = MemoryTier::open_unprivileged(&MemoryConfig {
         directory: place.path().join("memory"),
         capacity: CAPACITY,
@@ -47,7 +53,7 @@ pub(super) fn unprivileged() -> (tempfile::TempDir, Datapath) {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::default());
     let datapath = Datapath::new(tier.unwrap(), scratch, clock, settings, Arc::new(Telemetry::default()));
     drop(datapath.recover().unwrap());
-    (place, datapath)
+    datapath
 }
 
 /// The calling thread, as root.

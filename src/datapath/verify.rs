@@ -10,7 +10,8 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -35,6 +36,29 @@ const LOOKS_EVERY: Duration = Duration::from_millis(100);
 /// Where sealed objects wait for their checksum. A mutex: taken to add or take one number.
 #[derive(Debug, Default)]
 pub(super) struct Queue(Mutex<VecDeque<Ino>>);
+
+/// How many objects have [`Marks::UNVERIFIED`]: who opens one takes no lock to learn that there are none. Changed under the
+/// state's lock, with the marks.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Unverified(Arc<AtomicUsize>);
+
+impl Unverified {
+    /// Whether there are any.
+    pub(super) fn are_any(&self) -> bool {
+        self.count() > 0
+    }
+
+    fn count(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// An object is no more.
+    pub(super) fn part_from(&self, object: &Object) {
+        if object.marks.has(Marks::UNVERIFIED) {
+            self.0.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
 
 /// What verifying one object showed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -229,7 +253,7 @@ impl Datapath {
     /// # Errors
     /// [`Error::Stale`] when it does not match: it is dropped, and the look-up that follows says so.
     pub(super) fn verify_before_first_use(&self, ino: Ino) -> Result<(), Error> {
-        if self.has_unverified.load(Ordering::Relaxed)
+        if self.unverified.are_any()
             && self.lock().unverified(ino).is_some()
             && self.verify_object(ino)? == Verdict::Corrupt
         {
@@ -241,8 +265,7 @@ impl Datapath {
     /// Whether the first use of an object begins with a check that is not for a thread which answers others.
     #[must_use]
     pub(super) fn is_long_to_check(&self, ino: Ino) -> bool {
-        self.has_unverified.load(Ordering::Relaxed)
-            && self.lock().unverified(ino).is_some_and(|size| size >= LONG)
+        self.unverified.are_any() && self.lock().unverified(ino).is_some_and(|size| size >= LONG)
     }
 
     /// Compares an object's record on SSD with its checksum, whether the object is in memory too or not. A damaged record is
@@ -299,17 +322,23 @@ impl Datapath {
         let found = bytes.checksum()?;
         let Some(expected) = expected else {
             self.keep_checksum(ino, found, &bytes)?;
+            let mut state = self.lock();
+            let slot = state.slot_of(ino)?;
+            if state.object(slot).is_some_and(|object| bytes.are_of(object)) {
+                // There was nothing to compare it with, nor will there be.
+                state.mark_unverified(slot, false);
+            }
             return Ok(Verdict::Sound);
         };
         let doomed = {
             let mut state = self.lock();
             let slot = state.slot_of(ino)?;
-            let Some(object) = state.object_mut(slot) else { return Ok(Verdict::Skipped) };
+            let Some(object) = state.object(slot) else { return Ok(Verdict::Skipped) };
             if !bytes.are_of(object) {
                 return Ok(Verdict::Skipped);
             }
             if found == expected {
-                object.marks.set(Marks::UNVERIFIED, false);
+                state.mark_unverified(slot, false);
                 return Ok(Verdict::Sound);
             }
             self.telemetry.corrupt_objects.increment();
@@ -323,9 +352,34 @@ impl Datapath {
         self.bury(doomed);
         Ok(Verdict::Corrupt)
     }
+
+    /// Counts the objects that were not checked since the start anew, and compares. For tests.
+    ///
+    /// # Panics
+    /// When they are not as many as were counted.
+    pub fn check_unverified(&self) {
+        let state = self.lock();
+        let is_unverified = |&(slot, _): &(Slot, _)| {
+            state.object(slot).is_some_and(|object| object.marks.has(Marks::UNVERIFIED))
+        };
+        assert_eq!(state.tree.slots().filter(is_unverified).count(), self.unverified.count(), "unverified");
+    }
 }
 
 impl State {
+    /// The object in `slot` is to be checked when it is first used, or not any more.
+    pub(super) fn mark_unverified(&mut self, slot: Slot, is: bool) {
+        let Some(object) = self.object_mut(slot) else { return };
+        let was = object.marks.has(Marks::UNVERIFIED);
+        object.marks.set(Marks::UNVERIFIED, is);
+        let Unverified(count) = &self.unverified;
+        match (was, is) {
+            (false, true) => _ = count.fetch_add(1, Ordering::Relaxed),
+            (true, false) => _ = count.fetch_sub(1, Ordering::Relaxed),
+            (false, false) | (true, true) => {}
+        }
+    }
+
     /// The size of an object that an earlier daemon left and that was not checked since.
     pub(super) fn unverified(&self, ino: Ino) -> Option<ByteCount> {
         let object = self.object(self.tree.by_ino(ino)?)?;
@@ -334,30 +388,4 @@ impl State {
 }
 
 #[cfg(test)]
-mod tests {
-    use xattr::FileExt as _;
-
-    use super::super::testing::{make, unprivileged};
-    use super::*;
-
-    #[test]
-    fn an_object_whose_record_is_damaged_is_not_called_sound_and_gets_no_other_checksum() {
-        let (_place, datapath) = unprivileged();
-        let ino = make(&datapath, Ino::ROOT, "key");
-        assert!(datapath.checksum(ino).unwrap().is_some());
-        assert_eq!(datapath.verify_object(ino).unwrap(), Verdict::Sound);
-        let segment = {
-            let state = datapath.lock();
-            let object = state.object(state.tree.by_ino(ino).unwrap()).unwrap();
-            let Place::Solo(segment) = object.place else { panic!("{object:?}") };
-            datapath.tier.open_segment(segment).unwrap()
-        };
-        let attribute = datapath.tier.report().record_attribute;
-        segment.set_xattr(&attribute, b"damaged").unwrap();
-        for _ in 0..2 {
-            assert_eq!(datapath.verify_object(ino).unwrap(), Verdict::Unreadable);
-        }
-        let left = segment.get_xattr(&attribute).unwrap();
-        assert_eq!(left.as_deref(), Some(&b"damaged"[..]), "who looks into it finds it as it was");
-    }
-}
+mod tests;

@@ -247,6 +247,7 @@ impl System for Logic {
     fn check_tables(&self) {
         self.datapath().check_charges();
         self.datapath().check_domains();
+        self.datapath().check_unverified();
     }
 
     fn books(&self) -> Option<Books> {

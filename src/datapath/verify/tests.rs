@@ -1,0 +1,64 @@
+//! What is known of bytes, and of how many nothing is known yet, in a cache without a mount.
+
+use xattr::FileExt as _;
+
+use super::super::OpenOptions;
+use super::super::room::Loss;
+use super::super::testing::{caller, make, reopened, unprivileged};
+use super::*;
+
+#[test]
+fn an_object_whose_record_is_damaged_is_not_called_sound_and_gets_no_other_checksum() {
+    let (_place, datapath) = unprivileged();
+    let ino = make(&datapath, Ino::ROOT, "key");
+    assert!(datapath.checksum(ino).unwrap().is_some());
+    assert_eq!(datapath.verify_object(ino).unwrap(), Verdict::Sound);
+    let segment = {
+        let state = datapath.lock();
+        let object = state.object(state.tree.by_ino(ino).unwrap()).unwrap();
+        let Place::Solo(segment) = object.place else { panic!("{object:?}") };
+        datapath.tier.open_segment(segment).unwrap()
+    };
+    let attribute = datapath.tier.report().record_attribute;
+    segment.set_xattr(&attribute, b"damaged").unwrap();
+    for _ in 0..2 {
+        assert_eq!(datapath.verify_object(ino).unwrap(), Verdict::Unreadable);
+    }
+    let left = segment.get_xattr(&attribute).unwrap();
+    assert_eq!(left.as_deref(), Some(&b"damaged"[..]), "who looks into it finds it as it was");
+}
+
+#[test]
+fn what_an_earlier_daemon_left_is_counted_until_it_is_checked_or_gone() {
+    let (place, datapath) = unprivileged();
+    for name in ["opened", "verified", "removed", "replaced", "evicted"] {
+        let ino = make(&datapath, Ino::ROOT, name);
+        assert!(datapath.checksum(ino).unwrap().is_some());
+    }
+    assert!(!datapath.unverified.are_any());
+    drop(datapath);
+    let datapath = reopened(&place);
+    let left = || {
+        datapath.check_unverified();
+        datapath.unverified.count()
+    };
+    let ino = |name: &[u8]| {
+        let state = datapath.lock();
+        state.tree.ino(state.tree.child(Slot::ROOT, name).unwrap())
+    };
+    assert_eq!(left(), 5);
+    let options = OpenOptions { read: true, ..OpenOptions::default() };
+    let opened = datapath.open(&caller(), ino(b"opened"), options).unwrap();
+    assert_eq!(left(), 4);
+    datapath.release(opened.handle);
+    assert_eq!(datapath.verify_object(ino(b"verified")).unwrap(), Verdict::Sound);
+    assert_eq!(left(), 3);
+    datapath.unlink(&caller(), Ino::ROOT, b"removed").unwrap();
+    assert_eq!(left(), 2);
+    make(&datapath, Ino::ROOT, "other");
+    datapath.rename(&caller(), (Ino::ROOT, b"other"), (Ino::ROOT, b"replaced"), false).unwrap();
+    assert_eq!(left(), 1);
+    while datapath.evict(ByteCount::mib(1), Slot::ROOT, Loss::Accepted) > 0 {}
+    assert_eq!(left(), 0);
+    assert!(!datapath.unverified.are_any(), "who opens an object takes no lock for it any more");
+}
