@@ -7,9 +7,11 @@
 //! - No byte, and no attribute of a program, is written to a file while it moves: who does holds the file where it is, and
 //!   a move waits for it.
 //!
-//! Limits: an unlinked file moves while it has at most `COPIED_MAX` bytes; a larger one stays in memory.
+//! Limits: an unlinked file moves while it has at most `COPIED_MAX` bytes; a larger one stays in memory. A file that is cut in each
+//! of `COPIES_MAX` copies does not move, and who would have made a slot file of it is told so.
 
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -27,6 +29,10 @@ use crate::tier::scratch::{ScratchError, ScratchFile};
 
 /// Most bytes that an unlink copies: about 20 ms of a disk's time.
 const COPIED_MAX: ByteCount = ByteCount::mib(64);
+/// How often a file is copied that is cut meanwhile.
+const COPIES_MAX: u32 = 8;
+/// How often the copy gets the times that were set meanwhile.
+const STAMPS_MAX: u32 = 64;
 
 impl Datapath {
     /// The file in `slot` does not move until the guard is dropped.
@@ -52,43 +58,64 @@ impl Datapath {
     pub(super) fn become_scratch(&self, ino: Ino) -> Result<(), Error> {
         let (slot, Movable::From(_)) = self.lock().movable(ino)? else { return Ok(()) };
         let moving = self.has_alone(slot);
-        let old = loop {
-            let (file, attributes, is_decorated) = {
-                let state = self.lock();
-                let (_, Movable::From(file)) = state.movable(ino)? else { return Ok(()) };
-                let is_decorated =
-                    state.object(slot).is_some_and(|object| object.marks.has(Marks::DECORATED));
-                (file, self.stat_of(&state, slot).attributes, is_decorated)
-            };
-            let scratch = self.scratch.create().map_err(scratch_error)?;
-            let length = copy(&file, &scratch)?;
-            if is_decorated {
-                decorations::copy(&file, scratch.file()).map_err(decorations::told)?;
+        for _ in 0..COPIES_MAX {
+            match self.try_to_move(ino)? {
+                Moved::From(old) => {
+                    drop(moving);
+                    self.telemetry.scratch_conversions.increment();
+                    self.free_place(old);
+                    return Ok(());
+                }
+                Moved::Not => return Ok(()),
+                Moved::Changed => {}
             }
-            self.stamp(scratch.file(), &attributes);
-            let mut state = self.lock();
-            // Who opened it meanwhile may have cut it, or has the kernel serve it.
-            let is_same = matches!(state.movable(ino)?, (_, Movable::From(now)) if Arc::ptr_eq(&now, &file));
-            if !is_same || length_of(&file)? != length || self.stat_of(&state, slot).attributes != attributes
-            {
-                continue;
-            }
-            if let Some(kernel) = self.kernel.get() {
-                // Who opened it before and closed it left the segment registered: it would serve whoever opens it next.
-                kernel.release_backing(ino);
-            }
-            let object = state.object_mut(slot).ok_or(Error::BadHandle)?;
-            object.marks.set(Marks::FINAL, false);
-            object.open_mut().file = None;
-            object.open_mut().reserved = ByteCount::ZERO;
-            let old = std::mem::replace(&mut object.place, Place::Scratch(Arc::new(scratch)));
-            state.recharge(slot);
-            break old;
+        }
+        Err(Error::io("copy of a file to disk")(io::Error::other("it was cut during each attempt")))
+    }
+
+    /// Copies a file to disk and has it live there from then on, if it is what was copied. Attributes that are set meanwhile cost no
+    /// other copy.
+    fn try_to_move(&self, ino: Ino) -> Result<Moved, Error> {
+        let (slot, file, mut attributes, is_decorated) = {
+            let state = self.lock();
+            let (slot, Movable::From(file)) = state.movable(ino)? else { return Ok(Moved::Not) };
+            let is_decorated = state.object(slot).is_some_and(|object| object.marks.has(Marks::DECORATED));
+            (slot, file, self.stat_of(&state, slot).attributes, is_decorated)
         };
-        drop(moving);
-        self.telemetry.scratch_conversions.increment();
-        self.free_place(old);
-        Ok(())
+        let scratch = self.scratch.create().map_err(scratch_error)?;
+        let length = copy(&file, &scratch)?;
+        if is_decorated {
+            decorations::copy(&file, scratch.file()).map_err(decorations::told)?;
+        }
+        let mut stamps = 0;
+        let mut state = loop {
+            // Without the lock: it is on a disk.
+            self.stamp(scratch.file(), &attributes);
+            stamps += 1;
+            let state = self.lock();
+            // Who opened it meanwhile may have cut it, or has the kernel serve it.
+            let (_, Movable::From(now)) = state.movable(ino)? else { return Ok(Moved::Not) };
+            if !Arc::ptr_eq(&now, &file) || length_of(&file)? != length {
+                return Ok(Moved::Changed);
+            }
+            let now = self.stat_of(&state, slot).attributes;
+            // Who sets them without end sets those of the file on disk from now on.
+            if now == attributes || stamps == STAMPS_MAX {
+                break state;
+            }
+            attributes = now;
+        };
+        if let Some(kernel) = self.kernel.get() {
+            // Who opened it before and closed it left the segment registered: it would serve whoever opens it next.
+            kernel.release_backing(ino);
+        }
+        let object = state.object_mut(slot).ok_or(Error::BadHandle)?;
+        object.marks.set(Marks::FINAL, false);
+        object.open_mut().file = None;
+        object.open_mut().reserved = ByteCount::ZERO;
+        let old = std::mem::replace(&mut object.place, Place::Scratch(Arc::new(scratch)));
+        state.recharge(slot);
+        Ok(Moved::From(old))
     }
 
     /// Whether cutting `ino` to nothing may wait for a disk.
@@ -176,6 +203,16 @@ impl Datapath {
             }
         }
     }
+}
+
+/// What came of moving a file to disk.
+enum Moved {
+    /// It cannot, or is there already.
+    Not,
+    /// It lives there now, and not in this place any more.
+    From(Place),
+    /// It is not what was copied.
+    Changed,
 }
 
 /// Whether a file can move to disk.
@@ -269,13 +306,54 @@ pub(super) fn scratch_error(error: ScratchError) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicI64};
     use std::sync::mpsc;
     use std::thread;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
+    use super::super::AttributeChange;
     use super::super::testing::{caller, unprivileged};
     use super::*;
     use crate::tier::scratch::testing::slow_to_close;
+
+    #[test]
+    fn who_sets_times_without_end_keeps_no_file_from_becoming_a_slot_file() {
+        let (_place, datapath) = unprivileged();
+        let options = OpenOptions { read: true, write: true, ..OpenOptions::default() };
+        let (_, opened) = datapath.create(&caller(), Ino::ROOT, b"slots", 0o644, options).unwrap();
+        datapath.write(opened.handle, 0, &vec![1; 8 << 20]).unwrap();
+        let (times_set, is_over) = (AtomicI64::new(0), AtomicBool::new(false));
+        let set_time = || {
+            let mtime_ns = Some(times_set.fetch_add(1, Ordering::Relaxed));
+            let change = AttributeChange { mtime_ns, ..AttributeChange::default() };
+            datapath.setattr(&caller(), opened.ino, &change).unwrap();
+        };
+        thread::scope(|scope| {
+            let setter = scope.spawn(|| {
+                let began = Instant::now();
+                while !is_over.load(Ordering::Relaxed) && began.elapsed() < Duration::from_secs(20) {
+                    set_time();
+                }
+            });
+            while times_set.load(Ordering::Relaxed) == 0 && !setter.is_finished() {
+                thread::yield_now();
+            }
+            let moved = datapath.become_scratch(opened.ino);
+            let goes_on = !setter.is_finished();
+            is_over.store(true, Ordering::Relaxed);
+            assert!(moved.is_ok() && goes_on, "{moved:?}, while times are set: {goes_on}");
+        });
+        assert!(datapath.lock().slot_file(opened.ino).is_some());
+        set_time();
+        let stat = datapath.getattr(opened.ino).unwrap();
+        assert_eq!(
+            stat.attributes.mtime_ns + 1,
+            times_set.load(Ordering::Relaxed),
+            "it has the last of them"
+        );
+        assert_eq!(stat.size, ByteCount::mib(8));
+        datapath.release(opened.handle);
+    }
 
     #[test]
     fn who_creates_a_file_takes_no_lock_to_learn_that_there_is_no_disk_to_wait_for() {
