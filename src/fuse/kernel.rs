@@ -171,7 +171,8 @@ impl Drop for Kernel {
 impl Messages {
     /// Sends messages until the mount is gone and the queue is closed. `device`: the mount's own descriptor, for what
     /// `notifier` cannot say; there is none where another program mounted for us.
-    pub(super) fn run(self, notifier: &Notifier, mut device: Option<File>, telemetry: &Telemetry) {
+    pub(super) fn run(self, notifier: &Notifier, device: Option<File>, telemetry: &Telemetry) {
+        let mut pruner = Pruner { device };
         loop {
             let Pending { attributes, idle, .. } = {
                 let mut pending = self.0.pending.lock();
@@ -190,25 +191,45 @@ impl Messages {
             }
             let idle: Vec<Ino> = idle.into_iter().collect();
             for some in idle.chunks(PRUNED_AT_ONCE) {
-                // The kernel takes a message whole or not at all.
-                match device.as_mut().map(|open| open.write_all(&prune_message(some))) {
-                    Some(Ok(())) => {
-                        telemetry.inode_prunes.add(some.len() as u64);
-                        continue;
-                    }
-                    None => {}
-                    Some(Err(error)) => {
-                        tracing::info!(
-                            %error,
-                            "this kernel drops no inodes at our word (Linux 6.18 does): fuse.cached_inodes_max has \
-                             no effect, and it drops idle ones by itself when memory is short"
-                        );
-                        device = None;
-                    }
+                if pruner.prune(some) {
+                    telemetry.inode_prunes.add(some.len() as u64);
+                    continue;
                 }
                 // It may have had an answer with one of them on its way when it was told to forget that, and knew no such inode.
                 some.iter().for_each(|&ino| tell(notifier, ino, telemetry));
             }
+        }
+    }
+}
+
+/// What has the kernel drop inodes, as long as it may be one that does.
+#[derive(Debug)]
+struct Pruner {
+    device: Option<File>,
+}
+
+impl Pruner {
+    /// Has the kernel drop those of some inodes that nobody uses. Returns whether it was told: it takes a message whole or not
+    /// at all.
+    fn prune(&mut self, some: &[Ino]) -> bool {
+        match self.device.as_mut().map(|device| device.write_all(&prune_message(some))) {
+            Some(Ok(())) => true,
+            // What `fuse_notify` of fs/fuse/dev.c answers to a message that it does not know.
+            Some(Err(error)) if error.kind() == io::ErrorKind::InvalidInput => {
+                tracing::info!(
+                    %error,
+                    "this kernel drops no inodes at our word (Linux 6.18 does): fuse.cached_inodes_max has \
+                     no effect, and it drops idle ones by itself when memory is short"
+                );
+                self.device = None;
+                false
+            }
+            // For want of memory, say, and then it drops idle ones by itself. The next may be taken.
+            Some(Err(error)) => {
+                tracing::debug!(%error, "the kernel did not take a message that inodes may go");
+                false
+            }
+            None => false,
         }
     }
 }
@@ -246,6 +267,8 @@ fn prune_message(inos: &[Ino]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::epoll::{Epoll, EpollCreateFlags};
+
     use super::*;
 
     #[test]
@@ -258,6 +281,20 @@ mod tests {
         kernel.forget_attributes(Ino(8));
         assert_eq!(messages.0.pending.lock().attributes.len(), 2);
         assert_eq!((telemetry.invalidations.get(), telemetry.invalidations_coalesced.get()), (2, 999));
+    }
+
+    #[test]
+    fn a_kernel_that_does_not_know_how_to_prune_is_asked_once_and_one_that_could_not_again() {
+        let open = |path: &str| File::options().write(true).open(path).unwrap();
+        // "EINVAL: fd is attached to an object which is unsuitable for writing" (write(2)).
+        let unsuitable = File::from(Epoll::new(EpollCreateFlags::empty()).unwrap().0);
+        let cases =
+            [(open("/dev/null"), true, true), (open("/dev/full"), false, true), (unsuitable, false, false)];
+        for (device, is_told, may_prune) in cases {
+            let mut pruner = Pruner { device: Some(device) };
+            assert_eq!(pruner.prune(&[Ino(1)]), is_told);
+            assert_eq!(pruner.device.is_some(), may_prune);
+        }
     }
 
     #[test]
