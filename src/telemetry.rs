@@ -97,6 +97,7 @@ counters! {
     remote_misses: "tidefs_remote_misses_total", "Objects that no member gave though one was said to hold them, which is a miss.";
     remote_streams: "tidefs_remote_streams_total", "Opens of objects that were still arriving from another member.";
     remote_stream_failures: "tidefs_remote_stream_failures_total", "Objects whose rest no member gave after they were opened: their readers got EIO.";
+    remote_stream_refusals: "tidefs_remote_stream_refusals_total", "Reads of objects that were still arriving from another member that got EIO, as too many waited for one of these.";
     remote_lends: "tidefs_remote_lends_total", "Objects lent to other members.";
     soft_evictions: "tidefs_soft_evictions_total", "Of the evicted objects, copies that another member has too.";
     withdrawals: "tidefs_withdrawals_total", "Objects dropped because another member removed or replaced them.";

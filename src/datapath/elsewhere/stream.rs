@@ -8,7 +8,7 @@
 //! - What was given out does not change: once somebody reads it, an object that turns out corrupt is not fetched anew under them.
 //! - A read that waits is answered when its bytes come, or when the fetch ends, which has a deadline.
 //!
-//! Limits: at most `WAITING_MAX` reads wait for one object; further ones fail.
+//! Limits: at most `WAITING_MAX` reads wait for one object; further ones fail, counted and logged.
 
 use std::cell::Cell;
 use std::fmt;
@@ -23,6 +23,7 @@ use super::super::{Caller, Datapath, IoPath, OpenOptions, Opened, State};
 use super::{Stamp, stamp_of};
 use crate::cluster::Arrival;
 use crate::namespace::{Ino, Slot};
+use crate::telemetry::Telemetry;
 
 const WAITING_MAX: usize = 4096;
 
@@ -61,6 +62,7 @@ pub struct Stream {
     size: ByteCount,
     /// Guards how far it has come, and who waits for more.
     progress: Mutex<Progress>,
+    telemetry: Arc<Telemetry>,
 }
 
 impl fmt::Debug for Stream {
@@ -70,8 +72,9 @@ impl fmt::Debug for Stream {
 }
 
 impl Stream {
-    fn new(file: &Arc<File>, size: ByteCount) -> Self {
-        Self { file: Arc::clone(file), size, progress: Mutex::default() }
+    fn new(file: &Arc<File>, size: ByteCount, telemetry: &Arc<Telemetry>) -> Self {
+        let (file, telemetry) = (Arc::clone(file), Arc::clone(telemetry));
+        Self { file, size, progress: Mutex::default(), telemetry }
     }
 
     /// The segment that is being filled.
@@ -88,19 +91,28 @@ impl Stream {
         ByteCount(offset.saturating_add(length as u64).min(self.size.get()))
     }
 
-    /// Does `rest` when these bytes can be read, or never will: it is told which.
+    /// Does `rest` when these bytes can be read, or never will: it is told which. So it is at once when too many wait already.
     pub fn wait_for(&self, offset: u64, length: usize, rest: Rest) {
         let end = self.end_of(offset, length);
-        let is_there = {
+        let reach = {
             let mut progress = self.progress.lock();
-            match progress.reach(end) {
-                Reach::NotYet if progress.waiting.len() < WAITING_MAX => {
-                    return progress.waiting.push((end, rest));
-                }
-                reach => reach == Reach::There,
+            let reach = progress.reach(end);
+            if reach == Reach::NotYet && progress.waiting.len() < WAITING_MAX {
+                return progress.waiting.push((end, rest));
             }
+            reach
         };
-        rest(is_there);
+        if reach == Reach::NotYet {
+            self.telemetry.remote_stream_refusals.increment();
+            tracing::warn!(
+                size = %self.size,
+                offset,
+                waiting = WAITING_MAX,
+                "too many reads wait for an object that is on its way from another member: this one gets EIO; \
+                 tidefs_remote_stream_refusals_total counts them"
+            );
+        }
+        rest(reach == Reach::There);
     }
 
     /// Somebody opens it. Returns whether it can be read.
@@ -167,7 +179,7 @@ impl<'a> Arriving<'a> {
         file: &Arc<File>,
         size: ByteCount,
     ) -> Self {
-        let stream = Arc::new(Stream::new(file, size));
+        let stream = Arc::new(Stream::new(file, size, &datapath.telemetry));
         Self { datapath, ino, stamp, stream, is_shown: Cell::new(false) }
     }
 
@@ -265,7 +277,7 @@ mod tests {
     const SIZE: ByteCount = ByteCount(1000);
 
     fn stream() -> Stream {
-        Stream::new(&Arc::new(tempfile::tempfile().expect("a file")), SIZE)
+        Stream::new(&Arc::new(tempfile::tempfile().expect("a file")), SIZE, &Arc::default())
     }
 
     /// A wait that counts how it ends: 1 for bytes, 1000 for none.
@@ -325,11 +337,16 @@ mod tests {
     }
 
     #[test]
-    fn no_more_reads_wait_than_are_bounded() {
+    fn no_more_reads_wait_than_are_bounded_and_those_that_do_not_are_counted() {
         let (stream, ends) = (stream(), Arc::new(AtomicU32::new(0)));
+        let refused = || stream.telemetry.remote_stream_refusals.get();
         (0..WAITING_MAX).for_each(|_| stream.wait_for(0, 1, counted(&ends)));
-        assert_eq!(ends.load(Ordering::Relaxed), 0);
+        assert_eq!((ends.load(Ordering::Relaxed), refused()), (0, 0));
         stream.wait_for(0, 1, counted(&ends));
-        assert_eq!(ends.load(Ordering::Relaxed), 1000);
+        assert_eq!((ends.load(Ordering::Relaxed), refused()), (1000, 1));
+        // Nor are those whose bytes no member gives counted so: the fetch that ends is.
+        stream.end(false);
+        stream.wait_for(0, 1, counted(&ends));
+        assert_eq!(refused(), 1);
     }
 }

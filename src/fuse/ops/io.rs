@@ -57,7 +57,7 @@ fn serve(datapath: &Arc<Datapath>, handle: HandleId, offset: u64, length: usize,
         if is_there {
             serve(&datapath, handle, offset, length, reply);
         } else {
-            // Told by the thread that fetched it.
+            // Counted and logged by the thread that fetched it, or by the stream, where too many wait.
             reply.error(Errno::EIO);
         }
     };
