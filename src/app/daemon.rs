@@ -190,7 +190,7 @@ impl Daemon {
         }
         let files = ControlFiles::new(operations.control_files());
         clear_stale_mount(mount_dir)?;
-        let settings = session_settings(&effective.config, mount_dir);
+        let settings = session_settings(&effective.config, mount_dir, datapath.ssd().is_some());
         let session =
             Session::start(datapath, Arc::new(files), &settings, telemetry).map_err(mount_failure)?;
         let facts = session.facts();

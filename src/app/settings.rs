@@ -40,8 +40,19 @@ pub(super) fn settings_of(config: &Config) -> Settings {
     }
 }
 
-/// What the mount is made with.
-pub(super) fn session_settings(config: &Config, mount_dir: &Path) -> SessionSettings {
+/// Threads that load, of a daemon that has a lower tier, with disks or without.
+pub(super) fn load_threads(config: &Config, has_disks: bool) -> usize {
+    let loads = config.ssd.loads;
+    match (config.cluster.is_clustered(), has_disks) {
+        (false, _) => loads,
+        (true, false) => loads.max(config.cluster.fetches),
+        // Each gets half of them at most.
+        (true, true) => loads.max(config.cluster.fetches).saturating_mul(2),
+    }
+}
+
+/// What the mount is made with. `has_disks`: whether there is an SSD tier, of disks that are configured or were added.
+pub(super) fn session_settings(config: &Config, mount_dir: &Path, has_disks: bool) -> SessionSettings {
     SessionSettings {
         directory: mount_dir.to_owned(),
         threads: config.fuse.threads,
@@ -58,11 +69,51 @@ pub(super) fn session_settings(config: &Config, mount_dir: &Path) -> SessionSett
         entry_ttl: Duration::from_secs(config.fuse.entry_ttl_s),
         negative_ttl: Duration::from_secs(config.fuse.negative_ttl_s),
         max_background: config.fuse.max_background,
-        loads: match (config.cluster.is_clustered(), config.ssd.dirs.paths().is_empty()) {
-            (false, _) => config.ssd.loads,
-            (true, true) => config.ssd.loads.max(config.cluster.fetches),
-            // Each gets half of them at most.
-            (true, false) => config.ssd.loads.max(config.cluster.fetches).saturating_mul(2),
-        },
+        loads: load_threads(config, has_disks),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use tidefs_engine::types::ByteCount;
+
+    use super::*;
+    use crate::config::{Host, Sources};
+
+    fn config(options: &str) -> Config {
+        let host = Host {
+            memory: ByteCount::gib(64),
+            memory_usable: ByteCount::gib(64),
+            cpus: 8,
+            uid: 0,
+            gid: 0,
+            runtime_dir: None,
+            state_home: PathBuf::from("/home/user/.local/state"),
+            free_space: |_| Some(ByteCount::gib(100)),
+        };
+        let sources = Sources::new(host, PathBuf::from("/mnt/kv"));
+        Config::load(&Sources { options: vec![options.to_owned()], ..sources }).unwrap().config
+    }
+
+    /// Threads without disks and with some.
+    fn threads(options: &str) -> [usize; 2] {
+        [false, true].map(|has_disks| load_threads(&config(options), has_disks))
+    }
+
+    #[test]
+    fn the_first_disk_of_a_member_takes_no_thread_from_what_it_fetches() {
+        // With a disk half of the threads are for members.
+        assert_eq!(threads("cluster.coordinator=10.0.0.1:7401"), [32, 64]);
+        assert_eq!(threads("cluster.coordinator=10.0.0.1:7401,ssd.loads=100"), [100, 200]);
+        assert_eq!(threads("ssd.loads=100"), [100, 100], "alone it fetches nothing");
+    }
+
+    #[test]
+    fn a_disk_that_was_added_to_an_earlier_daemon_counts_as_one_that_is_configured() {
+        let config = config("cluster.coordinator=10.0.0.1:7401");
+        assert!(config.ssd.dirs.paths().is_empty());
+        assert_eq!(session_settings(&config, Path::new("/mnt/kv"), true).loads, 64);
     }
 }

@@ -13,6 +13,7 @@ use tidefs_engine::types::ByteCount;
 use super::Failure;
 use super::background::Background;
 use super::progress::Progress;
+use super::settings::load_threads;
 use crate::config::{Config, Effective, ExitStatus};
 use crate::control::AddDisk;
 use crate::datapath::Datapath;
@@ -144,7 +145,7 @@ impl Disks {
     fn add_first(&self, place: &Path, capacity: Option<ByteCount>) -> Result<(), ChangeError> {
         let cannot_start = |error: io::Error| ChangeError::CannotStart(error.to_string());
         let tier = SsdTier::without_disks(&config_of(&self.effective)).map_err(cannot_start)?;
-        let loads = self.effective.config.ssd.loads;
+        let loads = load_threads(&self.effective.config, true);
         let no_thread = |error| ChangeError::CannotStart(format!("no threads for it: {error}"));
         let crew = self.background.crew_for_disks(&self.datapath, loads).map_err(no_thread)?;
         tier.start(self.datapath.ssd_owner()).map_err(no_thread)?;
