@@ -64,6 +64,20 @@ fn is_left(copied: Copied) -> bool {
     matches!(copied, Copied::NotNow | Copied::Short | Copied::Absent)
 }
 
+/// Those of `members` that do not say, as they were `asked`, that they stay.
+async fn but_those_that_stay(
+    mut members: BTreeSet<MemberId>,
+    mut asked: JoinSet<Option<MemberId>>,
+) -> BTreeSet<MemberId> {
+    while let Some(answer) = asked.join_next().await {
+        // One that panicked is logged by its thread, and has said nothing.
+        if let Ok(Some(member)) = answer {
+            members.remove(&member);
+        }
+    }
+    members
+}
+
 /// What one walk did.
 #[derive(Debug, Default)]
 struct Walk {
@@ -98,18 +112,18 @@ impl Core {
 
     /// The others that drain, or that do not say whether they do.
     async fn others_that_drain(self: &Arc<Self>) -> BTreeSet<MemberId> {
-        let mut asked = JoinSet::new();
+        let (mut others, mut asked) = (BTreeSet::new(), JoinSet::new());
         for PeerId { member, .. } in self.others() {
             let core = Arc::clone(self);
+            others.insert(member);
             asked.spawn(async move {
                 let report = core.drain(member, DrainOrder::Ask).await;
                 let stays = report
                     .is_ok_and(|report| !matches!(report.phase, DrainPhase::Copying | DrainPhase::Left));
-                (!stays).then_some(member)
+                stays.then_some(member)
             });
         }
-        // One that panicked is logged by its thread.
-        asked.join_all().await.into_iter().flatten().collect()
+        but_those_that_stay(others, asked).await
     }
 
     pub(super) fn drain_report(&self) -> DrainReport {
@@ -373,5 +387,24 @@ impl Core {
                 Kept::NotNow | Kept::Leaving => drop(refusing.insert(target)),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_question_that_panics_ends_no_drain_and_its_member_counts_as_one_that_drains() {
+        let ask = |stays: Option<u64>, has_bug: bool| async move {
+            assert!(!has_bug, "the bug that this test is about");
+            stays.map(MemberId)
+        };
+        let mut asked = JoinSet::new();
+        for (stays, has_bug) in [(None, true), (Some(2), false), (None, false)] {
+            asked.spawn(ask(stays, has_bug));
+        }
+        let members = BTreeSet::from([1, 2, 3].map(MemberId));
+        assert_eq!(but_those_that_stay(members, asked).await, BTreeSet::from([1, 3].map(MemberId)));
     }
 }
