@@ -199,7 +199,7 @@ impl Core {
         for member in &mut members {
             member.copies = owner.copies_of(member.id);
         }
-        let (entries, tombstones, watches, bytes, incomplete_shards) = owner.sizes();
+        let catalog = owner.sizes();
         drop(owner);
         for (id, peer) in &*self.peers.lock() {
             let Some(member) = members.iter_mut().find(|member| member.id == *id) else { continue };
@@ -228,11 +228,11 @@ impl Core {
             unproven_addresses: self.config.unproven_addresses(),
             members,
             coordinator: self.coordinator_as_shown(),
-            entries,
-            tombstones,
-            watches,
-            table_bytes: ByteCount(bytes as u64),
-            incomplete_shards,
+            entries: catalog.entries,
+            tombstones: catalog.tombstones,
+            watches: catalog.watches,
+            table_bytes: ByteCount(catalog.bytes as u64),
+            incomplete_shards: catalog.incomplete_shards,
             // Who is alone has nobody to tell.
             shards_to_announce: if seen.is_alone { 0 } else { self.plan.len() },
             loans: self.loans.len(),

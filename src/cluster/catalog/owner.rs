@@ -68,6 +68,21 @@ pub struct Learned {
     pub is_stranger: bool,
 }
 
+/// How large a catalog is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Keys with an entry.
+    pub entries: usize,
+    /// Removals that are remembered.
+    pub tombstones: usize,
+    /// Names of which it remembers who was answered.
+    pub watches: usize,
+    /// Bytes of all of it.
+    pub bytes: usize,
+    /// Shards that it serves and of which it may not know everything.
+    pub incomplete_shards: usize,
+}
+
 /// The catalog that this member serves.
 #[derive(Debug)]
 pub struct Owner {
@@ -323,13 +338,17 @@ impl Owner {
         self.table.keys(shard)
     }
 
-    /// Keys, tombstones, watched names, bytes, incomplete shards.
+    /// How large the catalog is.
     #[must_use]
-    pub fn sizes(&self) -> (usize, usize, usize, usize, usize) {
-        let incomplete =
-            Shard::all().filter(|&shard| self.role(shard) != Role::None && self.is_incomplete(shard)).count();
-        let bytes = self.table.bytes() + self.watches.bytes();
-        (self.table.len(), self.table.tombstones().len(), self.watches.len(), bytes, incomplete)
+    pub fn sizes(&self) -> Sizes {
+        let is_incomplete = |shard: &Shard| self.role(*shard) != Role::None && self.is_incomplete(*shard);
+        Sizes {
+            entries: self.table.len(),
+            tombstones: self.table.tombstones().len(),
+            watches: self.watches.len(),
+            bytes: self.table.bytes() + self.watches.bytes(),
+            incomplete_shards: Shard::all().filter(is_incomplete).count(),
+        }
     }
 
     /// Copies that it names `member` for.
