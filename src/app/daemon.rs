@@ -10,7 +10,6 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, SystemTime};
 
 use tidefs_control_api::shell::quoted;
@@ -244,7 +243,7 @@ impl Daemon {
             self.datapath.count_growth();
             self.datapath.sweep();
             self.datapath.bound_kernel_inodes();
-            thread::sleep(HOUSEKEEPING_INTERVAL);
+            stop.wait(HOUSEKEEPING_INTERVAL);
         }
         let has_failed = !stop.is_set() && self.session.has_failed();
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);

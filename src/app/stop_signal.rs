@@ -1,13 +1,15 @@
 //! The signals that end the daemon: SIGHUP only where it was not told to ignore that one.
 
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
 
+use nix::poll::{PollTimeout, poll};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal};
 
 use super::Failure;
 use crate::config::ExitStatus;
 
-/// SIGTERM, SIGINT and SIGHUP, as a flag and a sleeping thread's wake-up.
+/// SIGTERM, SIGINT and SIGHUP, as a flag that is set, and the end of [`StopSignal::wait`].
 #[derive(Debug)]
 pub(super) struct StopSignal;
 
@@ -37,5 +39,49 @@ impl StopSignal {
 
     pub(super) fn is_set(&self) -> bool {
         SIGNAL.load(Ordering::Relaxed) != 0
+    }
+
+    /// Waits for `limit`, or until a signal comes. It is for the first thread of the process, to which Linux gives the signals
+    /// of all: another one is not woken. One that came just before this is not noticed before `limit` is over.
+    pub(super) fn wait(&self, limit: Duration) {
+        nap(limit);
+    }
+}
+
+/// Sleeps for `limit`, or until this thread has handled a signal, after which `thread::sleep` goes on.
+fn nap(limit: Duration) {
+    // Nothing is looked at, so there is no other error than that.
+    let _ = poll(&mut [], PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::thread;
+    use std::time::Instant;
+
+    use nix::sys::signal::kill;
+    use nix::unistd::gettid;
+
+    use super::*;
+
+    extern "C" fn pass_by(_signal: i32) {}
+
+    #[test]
+    fn a_signal_wakes_who_naps() {
+        let action = SigAction::new(SigHandler::Handler(pass_by), SaFlags::SA_RESTART, SigSet::empty());
+        crate::ffi::install(Signal::SIGUSR2, &action).unwrap();
+        let (tell, told) = channel();
+        let sleeper = thread::spawn(move || {
+            tell.send(gettid()).unwrap();
+            nap(Duration::from_secs(60));
+        });
+        let (number, began) = (told.recv().unwrap(), Instant::now());
+        while !sleeper.is_finished() {
+            assert!(began.elapsed() < Duration::from_secs(30), "it sleeps on");
+            // Of a process that is named by the number of a thread, that thread gets it first. It may have ended by now.
+            let _ = kill(number, Signal::SIGUSR2);
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 }
