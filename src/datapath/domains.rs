@@ -338,9 +338,7 @@ impl State {
 
     /// Whether the object is a closed temporary file that is still kept for its rename.
     fn awaits_rename(&self, slot: Slot) -> bool {
-        let until =
-            self.object(slot).and_then(|object| object.open.as_ref()).map(|open| open.abandoned_at_ms);
-        until.is_some_and(|until| self.parked.contains(&(until, slot)))
+        self.parked.contains_key(&slot)
     }
 
     /// Whether the object is a closed temporary file that no rename came for in time.

@@ -40,8 +40,7 @@ impl Datapath {
 
     /// Ends up to [`PART`] lives that are over. `None` when there are none.
     fn end_lives(&self, state: &mut State, now_ns: i64) -> Option<Ended> {
-        let due = state.expiries.iter().take(PART).take_while(|(at_ns, _)| *at_ns <= now_ns);
-        let due: Vec<Slot> = due.map(|&(_, slot)| slot).collect();
+        let due = state.expiry_of.take_due(now_ns, PART);
         if due.is_empty() {
             return None;
         }
@@ -88,9 +87,7 @@ impl Datapath {
 impl State {
     /// Sets the wall-clock time at which an object expires.
     pub(super) fn set_expiry(&mut self, slot: Slot, at_ns: i64) {
-        self.clear_expiry(slot);
-        self.expiries.insert((at_ns, slot));
-        self.expiry_of.insert(slot, at_ns);
+        self.expiry_of.set(slot, at_ns);
         // What was without an end has one now.
         self.tell_clients(slot);
     }
@@ -108,9 +105,7 @@ impl State {
 
     /// The object does not expire.
     pub(super) fn clear_expiry(&mut self, slot: Slot) {
-        if let Some(at_ns) = self.expiry_of.remove(&slot) {
-            self.expiries.remove(&(at_ns, slot));
-        }
+        self.expiry_of.clear(slot);
     }
 
     /// Whether the time to live of the object in `slot` has passed.
@@ -121,15 +116,8 @@ impl State {
     /// Up to `limit` closed temporary files do not wait for their rename any longer, whatever the pressure. Returns whether any
     /// did.
     fn end_waits(&mut self, now_ms: u64, limit: usize) -> bool {
-        let mut count = 0;
-        while count < limit
-            && let Some(&(until_ms, slot)) = self.parked.first()
-            && until_ms <= now_ms
-        {
-            self.parked.pop_first();
-            self.refresh_rank(slot);
-            count += 1;
-        }
-        count > 0
+        let due = self.parked.take_due(now_ms, limit);
+        due.iter().for_each(|&slot| self.refresh_rank(slot));
+        !due.is_empty()
     }
 }

@@ -19,6 +19,7 @@ mod below;
 mod blank;
 mod burial;
 mod create;
+mod deadlines;
 mod decorations;
 mod demote;
 mod departed;

@@ -267,7 +267,7 @@ impl State {
                 open.claimed = size;
             }
             self.recharge(slot);
-            self.parked.insert((now_ms + PARKED_FOR_MS, slot));
+            self.parked.set(slot, now_ms + PARKED_FOR_MS);
             self.keep_open(slot);
             self.enter_order(slot, key, None, super::room::footprint(size));
             self.update_hold(slot);
@@ -293,7 +293,7 @@ impl State {
         let Some(object) = self.object(slot) else { return };
         let size = object.size;
         self.leave_order(slot, super::room::footprint(size), Departure::Gone);
-        self.unpark_wait(slot);
+        self.parked.clear(slot);
         if let Some(object) = self.object_mut(slot) {
             object.phase = Phase::Writing;
             object.marks.set(Marks::FINAL, false);

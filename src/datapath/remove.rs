@@ -60,7 +60,7 @@ impl State {
             Some(Phase::Parked | Phase::Writing | Phase::Gone) | None => {}
         }
         self.writing.remove(&slot);
-        self.unpark_wait(slot);
+        self.parked.clear(slot);
         self.clear_expiry(slot);
         self.forget_pin(slot);
         if let (Some(key), Some((now_ns, ending))) = (key, ending) {
@@ -326,15 +326,6 @@ impl State {
         self.pass_charges_up(slot);
         self.clear_untold(slot);
         self.tree.detach(slot);
-    }
-
-    /// The file does not wait for a rename any more.
-    pub(super) fn unpark_wait(&mut self, slot: Slot) {
-        let until =
-            self.object(slot).and_then(|object| object.open.as_ref()).map(|open| open.abandoned_at_ms);
-        if let Some(until_ms) = until {
-            self.parked.remove(&(until_ms, slot));
-        }
     }
 
     /// Takes a sealed object of `size` in `parent` out of the accounts.

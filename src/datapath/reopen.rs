@@ -154,7 +154,7 @@ impl State {
             let size = object.size;
             self.leave_order(slot, footprint(size), Departure::Gone);
         }
-        self.unpark_wait(slot);
+        self.parked.clear(slot);
         if let Some(object) = self.object_mut(slot) {
             object.phase = Phase::Writing;
             object.marks.set(Marks::FINAL, false);

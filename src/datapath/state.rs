@@ -13,6 +13,7 @@ use tidefs_control_api::KeyPath;
 use tidefs_engine::time::Clock;
 use tidefs_engine::types::{ByteCount, DirectoryId, KeyHash, Version};
 
+use super::deadlines::Deadlines;
 use super::domains::Domains;
 use super::elsewhere::Elsewhere;
 use super::folders::Folders;
@@ -49,13 +50,10 @@ pub struct State {
     /// While objects on SSD are without their names.
     pub(super) naming: Option<naming::Naming>,
     pub(super) processes: Processes,
-    /// Objects with a time to live: wall-clock nanoseconds and slot.
-    pub(super) expiries: BTreeSet<(i64, Slot)>,
-    pub(super) expiry_of: HashMap<Slot, i64>,
-    /// Soft pins with an end: wall-clock nanoseconds and slot.
-    pub(super) pin_ends: BTreeSet<(i64, Slot)>,
-    /// The first of each slot in there.
-    pub(super) pin_end_of: HashMap<Slot, i64>,
+    /// When objects with a time to live expire, in wall-clock nanoseconds.
+    pub(super) expiry_of: Deadlines<i64>,
+    /// When soft pins end, of those that do, in wall-clock nanoseconds.
+    pub(super) pin_end_of: Deadlines<i64>,
     /// Objects whose soft pin has ended.
     pub(super) unpinned: HashSet<Slot>,
     /// Look-ups that found nothing and do not count yet.
@@ -64,8 +62,8 @@ pub struct State {
     pub(super) resent: lru::LruCache<resent::Sent, resent::Resent>,
     /// Slots of files that are hidden, for `status` and for dropping abandoned versions.
     pub(super) writing: BTreeSet<Slot>,
-    /// Closed temporary files that wait for their rename: monotonic milliseconds until which, and slot.
-    pub(super) parked: BTreeSet<(u64, Slot)>,
+    /// Until when closed temporary files wait for their rename, in monotonic milliseconds.
+    pub(super) parked: Deadlines<u64>,
     /// Files that were parked last; those still parked have their backing file open.
     pub(super) parked_open: VecDeque<Slot>,
     /// What left its name and the kernel still knows.
@@ -114,15 +112,13 @@ impl State {
             names: Arc::clone(tier.names_clock()),
             naming: None,
             processes: Processes::default(),
-            expiries: BTreeSet::new(),
-            expiry_of: HashMap::new(),
-            pin_ends: BTreeSet::new(),
-            pin_end_of: HashMap::new(),
+            expiry_of: Deadlines::default(),
+            pin_end_of: Deadlines::default(),
             unpinned: HashSet::new(),
             misses: misses::Misses::default(),
             resent: lru::LruCache::new(resent::RESENT_MAX),
             writing: BTreeSet::new(),
-            parked: BTreeSet::new(),
+            parked: Deadlines::default(),
             parked_open: VecDeque::new(),
             lingering: lingering::Lingering::default(),
             departed: departed::Departed::default(),

@@ -85,35 +85,26 @@ impl State {
     pub(in crate::datapath) fn watch_pin(&mut self, slot: Slot) {
         self.forget_pin(slot);
         if let Some(end_ns) = self.pin_end_ns(slot) {
-            self.pin_ends.insert((end_ns, slot));
-            self.pin_end_of.insert(slot, end_ns);
+            self.pin_end_of.set(slot, end_ns);
         }
     }
 
     /// The object in `slot` is no more, or its pin another.
     pub(in crate::datapath) fn forget_pin(&mut self, slot: Slot) {
         self.unpinned.remove(&slot);
-        if let Some(end_ns) = self.pin_end_of.remove(&slot) {
-            self.pin_ends.remove(&(end_ns, slot));
-        }
+        self.pin_end_of.clear(slot);
     }
 
     /// Ends up to `limit` soft pins whose time is over. Returns whether there were any.
     pub(in crate::datapath) fn end_pins(&mut self, now_ns: i64, limit: usize) -> bool {
-        let mut count = 0;
-        while count < limit
-            && let Some(&(end_ns, slot)) = self.pin_ends.first()
-            && end_ns <= now_ns
-        {
-            count += 1;
-            self.pin_ends.pop_first();
-            self.pin_end_of.remove(&slot);
+        let due = self.pin_end_of.take_due(now_ns, limit);
+        for &slot in &due {
             // The slot may hold another object by now, or its pin another time.
             if self.pin_end_ns(slot).is_some_and(|end_ns| end_ns <= now_ns) {
                 self.unpinned.insert(slot);
                 self.refresh_rank(slot);
             }
         }
-        count > 0
+        !due.is_empty()
     }
 }
