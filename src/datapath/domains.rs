@@ -4,8 +4,11 @@
 //! client spreads its keys over. A directory with a quota, a floor or a policy of its own gets a domain of its own:
 //! its objects are ordered among themselves, and who grows pays (docs/adr/0003-eviction-domains.md).
 //!
-//! Invariant: a victim is found without a look at every domain, of which there may be thousands: those that hold something
-//! are kept in the order of what they hold, and those that have soft copies, or are below others, are known.
+//! Invariants
+//! - A victim is found without a look at every domain, of which there may be thousands: those that hold something
+//!   are kept in the order of what they hold, and those that have soft copies, or are below others, are known.
+//! - A domain lives as long as a directory uses it, and nobody else has its id for longer than the lock is held: the id of one
+//!   that has ended is never met. Where it is met all the same it stands for the root's domain, or for one that came after it.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +27,7 @@ pub struct EvictionSettings {
     pub parameters: EvictionParameters,
 }
 
-/// Index of a domain.
+/// Index of a domain, which another one has when it has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct DomainId(u32);
 
@@ -119,6 +122,7 @@ impl Domains {
     /// A directory has no objects in its order any more. With the last one the domain goes; the root's stays.
     pub(super) fn leave(&mut self, id: DomainId) {
         let domain = self.get_mut(id);
+        debug_assert!(domain.folders > 0, "more directories leave {id:?} than have joined it");
         domain.folders = domain.folders.saturating_sub(1);
         if domain.folders == 0 && id != DomainId::ROOT && self.all[id.0 as usize].is_some() {
             self.change_bytes(id, |_| ByteCount::ZERO);
@@ -187,9 +191,11 @@ impl Domains {
         ByteCount(self.bytes.get() / self.count.max(1))
     }
 
-    /// `id`, or the root's when it is gone.
+    /// `id`, or the root's when it has ended, which is a bug.
     fn living(&self, id: DomainId) -> DomainId {
-        if self.all[id.0 as usize].is_some() { id } else { DomainId::ROOT }
+        let is_there = self.all[id.0 as usize].is_some();
+        debug_assert!(is_there, "{id:?} has ended, and somebody goes by it");
+        if is_there { id } else { DomainId::ROOT }
     }
 
     pub(super) fn get(&self, id: DomainId) -> &Domain {
@@ -246,6 +252,8 @@ impl Domains {
             self.iter().filter_map(soft).collect::<BTreeSet<_>>(),
             "domains with soft copies"
         );
+        let is_used = |(id, domain): (DomainId, &Domain)| id == DomainId::ROOT || domain.folders > 0;
+        assert!(self.iter().all(is_used), "a domain that no directory uses");
         let bytes = self.iter().map(|(_, domain)| domain.bytes.get()).sum();
         assert_eq!((self.bytes, self.count), (ByteCount(bytes), self.iter().count() as u64), "all domains");
     }
@@ -363,13 +371,20 @@ mod tests {
     use super::*;
     use crate::tier::eviction::RetentionClass;
 
+    /// None but the root's.
+    fn no_domains() -> Domains {
+        Domains::new(&EvictionSettings {
+            policy: "lru".to_owned(),
+            parameters: EvictionParameters::default(),
+        })
+    }
+
     #[test]
     fn of_more_domains_than_are_listed_those_that_hold_most_are() {
-        let settings =
-            EvictionSettings { policy: "lru".to_owned(), parameters: EvictionParameters::default() };
-        let mut domains = Domains::new(&settings);
+        let mut domains = no_domains();
         for index in 1..=10 {
             let id = domains.add(Slot(index), None);
+            domains.join(id);
             let objects = [2 * index, 2 * index + 1].map(ObjectSlot);
             for object in objects {
                 let key = KeyHash(object.0.into());
@@ -380,5 +395,32 @@ mod tests {
         assert_eq!(domains.coldest(3), [20, 18, 16].map(Slot));
         assert_eq!(domains.coldest(20).len(), 20);
         domains.check();
+    }
+
+    fn one_domain() -> (Domains, DomainId) {
+        let mut domains = no_domains();
+        let id = domains.add(Slot(1), None);
+        domains.join(id);
+        (domains, id)
+    }
+
+    #[test]
+    fn a_domain_ends_with_the_last_directory_that_uses_it() {
+        let (mut domains, id) = one_domain();
+        domains.join(id);
+        domains.leave(id);
+        assert_eq!(domains.get(id).directory, Slot(1));
+        domains.leave(id);
+        assert_eq!(domains.iter().count(), 1, "that of the root stays");
+        domains.check();
+    }
+
+    #[cfg(debug_assertions)]
+    #[test]
+    #[should_panic(expected = "has ended")]
+    fn who_goes_by_the_id_of_a_domain_that_has_ended_is_noticed() {
+        let (mut domains, id) = one_domain();
+        domains.leave(id);
+        domains.change_bytes(id, |_| ByteCount(1));
     }
 }
