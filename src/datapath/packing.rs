@@ -4,7 +4,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use tidefs_engine::types::{ByteCount, FileOffset};
+use tidefs_engine::types::ByteCount;
 
 use super::afterwards::Afterwards;
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
@@ -90,9 +90,8 @@ impl Datapath {
                     "attributes of applications on a small object without a name",
                 ));
             }
-            let mut data = vec![0; usize::try_from(size.get()).unwrap_or(0)];
-            let count = self.tier.read_packed(&extent, FileOffset(0), &mut data)?;
-            file.write_all_at(&data[..count], 0).map_err(Error::io("copy of a packed object"))?;
+            let data = self.tier.read_packed_whole(&extent, size)?;
+            file.write_all_at(&data, 0).map_err(Error::io("copy of a packed object"))?;
             let node = state.tree.node(slot);
             let mut record =
                 state.object_record(slot, state.directory_id(node.parent)?, &state.tree.name(slot));
@@ -138,9 +137,8 @@ impl Datapath {
             let object = state.object(slot).ok_or(Error::IsDirectory)?;
             match &object.place {
                 Place::Packed(extent) => {
-                    let mut data = vec![0; usize::try_from(object.size.get().min(wanted_max)).unwrap_or(0)];
-                    let count = self.tier.read_packed(extent, FileOffset(0), &mut data)?;
-                    data.truncate(count);
+                    let mut data = self.tier.read_packed_whole(extent, object.size)?;
+                    data.truncate(usize::try_from(wanted_max).unwrap_or(usize::MAX));
                     Some(data)
                 }
                 _ => None,

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::SyncSender;
 
 use tidefs_engine::memory::Mapping;
-use tidefs_engine::types::{ByteCount, Checksum, FileOffset, Version};
+use tidefs_engine::types::{ByteCount, Checksum, Version};
 
 use super::burial::Doomed;
 use super::history::Ending;
@@ -125,7 +125,10 @@ impl Datapath {
         let source = match bytes {
             Bytes::None => Ok(Source::Bytes(Vec::new())),
             Bytes::Segment(mapping) => Ok(Source::Segment(mapping)),
-            Bytes::Packed(extent) => self.packed_bytes(&extent, lent.size).map(Source::Bytes),
+            Bytes::Packed(extent) => {
+                let bytes = self.tier.read_packed_whole(&extent, lent.size);
+                bytes.map(Source::Bytes).map_err(io::Error::other)
+            }
         };
         let put = source.and_then(|source| {
             let directory = state.directory_id(state.tree.node(slot).parent).map_err(io::Error::other)?;
@@ -197,15 +200,6 @@ impl Datapath {
             Place::Scratch(_) | Place::Ssd | Place::Remote => return Err(io::ErrorKind::InvalidInput.into()),
         };
         Ok((bytes, checksum))
-    }
-
-    /// All bytes of a packed object.
-    fn packed_bytes(&self, extent: &PackedExtent, size: ByteCount) -> io::Result<Vec<u8>> {
-        let mut bytes = vec![0; usize::try_from(size.get()).unwrap_or(0)];
-        let count = self.tier.read_packed(extent, FileOffset(0), &mut bytes).map_err(io::Error::other)?;
-        bytes.truncate(count);
-        let is_whole = bytes.len() as u64 == size.get();
-        is_whole.then_some(bytes).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 
     /// The way of an object to its disk has ended, before it began when it was `refused`.

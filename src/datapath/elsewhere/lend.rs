@@ -7,6 +7,7 @@
 //! Limits: [`WRITER_WAIT`] for a writer, or for the stamp of what was just published; the deadline of the settings for a disk.
 //! Threads: blocking threads of the runtime, but for what is lent at once.
 
+use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -50,6 +51,12 @@ enum Reluctance {
     OnSsd(Ino),
     /// Somebody may still write it.
     Unfinished,
+}
+
+/// A buffer for an object of `size`, which is in memory.
+fn room_for(size: ByteCount) -> Result<Vec<u8>, Error> {
+    let length = usize::try_from(size.get()).map_err(|_| Error::Invalid("too large to copy"))?;
+    Ok(vec![0; length])
 }
 
 impl Datapath {
@@ -149,15 +156,18 @@ impl Datapath {
         self.verify_before_first_use(ino).map_err(unreadable)?;
         let (bytes, checksum) = match place {
             Place::Packed(_) => {
-                let mut bytes = vec![0; usize::try_from(size.get()).unwrap_or(0)];
-                let count = self.read(handle, 0, &mut bytes).map_err(unreadable)?;
-                bytes.truncate(count);
+                // By its handle, since it may get a segment of its own at any time.
+                let mut bytes = room_for(size).map_err(unreadable)?;
+                if self.read(handle, 0, &mut bytes).map_err(unreadable)? < bytes.len() {
+                    let short = Error::io("read of a packed object")(ErrorKind::UnexpectedEof.into());
+                    return Err(unreadable(short));
+                }
                 let checksum = checksum_bytes(&bytes);
                 (LentBytes::Inline(bytes), checksum)
             }
             Place::Solo(_) if size <= SENT_AT_ONCE => {
                 let file = self.backing_file(ino).map_err(unreadable)?;
-                let mut bytes = vec![0; usize::try_from(size.get()).unwrap_or(0)];
+                let mut bytes = room_for(size).map_err(unreadable)?;
                 let read = file.read_exact_at(&mut bytes, 0).map_err(Error::io("read of a segment"));
                 read.map_err(unreadable)?;
                 let checksum = checksum_bytes(&bytes);

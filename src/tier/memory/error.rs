@@ -81,14 +81,14 @@ pub enum MemoryError {
         /// What is wrong with it.
         source: RecordError,
     },
-    /// A segment was to be sealed with a record that states more than the file has.
-    #[error("cannot seal {path}: the file has {file}, its record states {record}", path = path.display())]
+    /// A segment that is to be sealed, or a packed object, is not as long as its record states.
+    #[error("{path} does not fit its record: it has {file}, the record states {record}", path = path.display())]
     SizeMismatch {
-        /// The segment file.
+        /// The segment file, with the place of the packed object.
         path: PathBuf,
-        /// Size of the file.
+        /// Size of the file, or of the object in it.
         file: ByteCount,
-        /// Size in the record.
+        /// Size in the record, or that the object is known by.
         record: ByteCount,
     },
     /// A packed extent no longer holds the object it was given out for.

@@ -305,6 +305,14 @@ impl MemoryTier {
         self.packed.read(extent, offset, target)
     }
 
+    /// Reads all bytes of a packed object, which is known to have `size` of them.
+    ///
+    /// # Errors
+    /// Those of [`Self::read_packed`], and [`MemoryError::SizeMismatch`] when it has fewer or more.
+    pub fn read_packed_whole(&self, extent: &PackedExtent, size: ByteCount) -> Result<Vec<u8>, MemoryError> {
+        self.packed.read_whole(extent, size)
+    }
+
     /// The record of a packed object.
     ///
     /// # Errors

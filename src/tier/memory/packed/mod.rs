@@ -24,6 +24,7 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -223,6 +224,41 @@ impl PackedPool {
         Ok(count)
     }
 
+    /// Reads all bytes of an object. See [`super::MemoryTier::read_packed_whole`].
+    pub(super) fn read_whole(&self, extent: &PackedExtent, size: ByteCount) -> Result<Vec<u8>, MemoryError> {
+        let segment = self.segment(extent)?;
+        let header = segment.header(extent)?;
+        self.check_size(&segment, extent, &header, size)?;
+        let length =
+            usize::try_from(size.get()).expect("a header that matches its tag was made from a slice");
+        let mut data = vec![0; length];
+        segment
+            .file
+            .read_exact_at(&mut data, u64::from(extent.unit) * UNIT + header.data_offset())
+            .map_err(|error| segment.error("read a packed object of", error))?;
+        Ok(data)
+    }
+
+    /// Refuses an object that has another size than it is known by.
+    fn check_size(
+        &self,
+        segment: &Segment,
+        extent: &PackedExtent,
+        header: &BlockHeader,
+        size: ByteCount,
+    ) -> Result<(), MemoryError> {
+        let found = ByteCount(header.data_length());
+        if found == size {
+            return Ok(());
+        }
+        Err(MemoryError::SizeMismatch { path: self.path_of(segment, extent), file: found, record: size })
+    }
+
+    /// The name of an object's place, for messages.
+    fn path_of(&self, segment: &Segment, extent: &PackedExtent) -> PathBuf {
+        self.space.path().join(format!("{} {extent}", segment.name()))
+    }
+
     /// Reads the record of an object. See [`super::MemoryTier::packed_record`].
     pub(super) fn record(&self, extent: &PackedExtent) -> Result<ObjectRecord, MemoryError> {
         let segment = self.segment(extent)?;
@@ -238,15 +274,10 @@ impl PackedPool {
             }
             _ => return Err(MemoryError::Stale { extent: *extent }),
         };
-        let named = || self.space.path().join(format!("{} {extent}", segment.name()));
-        let record = header.record(record).map_err(|source| MemoryError::Record { path: named(), source })?;
-        if record.size.get() != header.data_length() {
-            return Err(MemoryError::SizeMismatch {
-                path: named(),
-                file: ByteCount(header.data_length()),
-                record: record.size,
-            });
-        }
+        let record = header.record(record);
+        let record =
+            record.map_err(|source| MemoryError::Record { path: self.path_of(segment, extent), source })?;
+        self.check_size(segment, extent, &header, record.size)?;
         Ok(record)
     }
 
@@ -258,11 +289,7 @@ impl PackedPool {
         record: &ObjectRecord,
     ) -> Result<PackedExtent, MemoryError> {
         let header = self.segment(&extent)?.header(&extent)?;
-        let length = usize::try_from(header.data_length())
-            .expect("a header that matches its tag was made from a slice");
-        let mut data = vec![0; length];
-        let count = self.read(&extent, FileOffset(0), &mut data)?;
-        data.truncate(count);
+        let data = self.read_whole(&extent, ByteCount(header.data_length()))?;
         let rewritten = (header.origin, header.generation.saturating_add(1));
         let new = self.store(namespace, record, &data, rewritten)?;
         if let Err(error) = self.free(extent) {

@@ -85,6 +85,25 @@ fn objects_are_read_in_parts_and_end_where_they_end() {
 }
 
 #[test]
+fn an_object_is_read_whole_or_not_at_all() {
+    let place = Workplace::new();
+    let pool = Pool::open(&place);
+    for length in [0, 5000] {
+        let extent = pack(&pool, NS, length as u64 + 1, length);
+        let whole = |size| pool.pool.read_whole(&extent, ByteCount(size));
+        assert_eq!(whole(length as u64).unwrap(), data(length as u64 + 1, length));
+        for other in [length as u64 + 1, (length as u64).saturating_sub(1), u64::MAX] {
+            if other != length as u64 {
+                let error = whole(other).unwrap_err();
+                assert!(matches!(error, MemoryError::SizeMismatch { .. }), "{error}");
+            }
+        }
+        pool.pool.free(extent).unwrap();
+        assert!(matches!(pool.pool.read_whole(&extent, ByteCount(5000)), Err(MemoryError::Stale { .. })));
+    }
+}
+
+#[test]
 fn an_extent_that_was_merged_into_free_space_before_it_is_freed_once() {
     let place = Workplace::new();
     let pool = Pool::open(&place);
