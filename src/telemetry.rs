@@ -70,6 +70,7 @@ counters! {
     unseals: "tidefs_unseals_total", "Sealed objects reopened for writing in place.";
     no_room: "tidefs_no_room_total", "Requests refused because nothing could be evicted.";
     over_quota: "tidefs_over_quota_total", "Requests refused because a quota is full.";
+    overloads: "tidefs_overloads_total", "Requests that found too many others waiting for a thread, and were answered without what they would have waited for, or refused.";
     corrupt_objects: "tidefs_corrupt_objects_total", "Objects dropped because their bytes do not match their checksum.";
     hidden_waits: "tidefs_hidden_waits_total", "Look-ups and listings that waited for a writer's close to arrive.";
     hidden_wait_timeouts: "tidefs_hidden_wait_timeouts_total", "Such waits that ended without it.";

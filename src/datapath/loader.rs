@@ -11,9 +11,10 @@
 //! A request that waits for a disk otherwise, or takes long for another reason, is a *job*: it is done by the same threads,
 //! before loads, and by at most half of them: however many change a policy of all that is below a directory, loads have threads.
 //!
-//! Limits: at most `WAITING_MAX` requests wait; further ones are done at once, and find a miss. At most `AHEAD_MAX` objects
-//! wait to be loaded ahead; further ones are not. How long a load takes at most is the SSD tier's limit, and one from a disk
-//! that waited for a thread that long is a miss.
+//! Limits: at most `WAITING_MAX` requests wait for objects; further ones are done at once, and find a miss. As many jobs wait; a
+//! further one is done at once by whoever left it, and told so ([`Pace`]): it is to answer without a wait. At most `AHEAD_MAX`
+//! objects wait to be loaded ahead; further ones are not. How long a load takes at most is the SSD tier's limit, and one from a
+//! disk that waited for a thread that long is a miss.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -36,8 +37,17 @@ const LATE_LOOK: Duration = Duration::from_secs(1);
 /// What is left to do of a request, with its reply; it is told whether the object is back.
 pub type Rest = Box<dyn FnOnce(bool) + Send>;
 
-/// A request that waits for a disk or takes long, with its reply; it is told whether it may wait.
-pub type Job = Box<dyn FnOnce(bool) + Send>;
+/// How long a job may take, by the thread that does it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// As long as it needs: the thread is there to wait.
+    AtLeisure,
+    /// No longer than an answer: too many wait already, and it is done by the thread that left it, which others need.
+    AtOnce,
+}
+
+/// A request that waits for a disk or takes long, with its reply.
+pub type Job = Box<dyn FnOnce(Pace) + Send>;
 
 /// What a request needs of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,17 +116,15 @@ impl Loader {
         ready.into_iter().for_each(|rest| rest(true));
     }
 
-    /// Has a request done by a thread that may wait; at once, by this one, when too many are left already.
-    pub fn leave_job(&self, job: Job) {
-        {
-            let mut lines = self.lines.lock();
-            if lines.jobs.len() < WAITING_MAX && !lines.is_closed {
-                lines.jobs.push_back(job);
-                self.arrived.notify_one();
-                return;
-            }
+    /// Has a request done by a thread that may wait. Gives it back when too many are left already.
+    fn take_job(&self, job: Job) -> Option<Job> {
+        let mut lines = self.lines.lock();
+        if lines.jobs.len() >= WAITING_MAX || lines.is_closed {
+            return Some(job);
         }
-        job(false);
+        lines.jobs.push_back(job);
+        self.arrived.notify_one();
+        None
     }
 
     /// Has an object loaded that nobody waits for; others leave memory for it only when a client named it. Returns false when it
@@ -172,6 +180,14 @@ impl Datapath {
     #[must_use]
     pub fn loader(&self) -> &Loader {
         &self.loader
+    }
+
+    /// Has a request done by a thread that may wait; at once, by this one, when too many are left already, which is counted.
+    pub fn leave_job(&self, job: Job) {
+        if let Some(job) = self.loader.take_job(job) {
+            self.telemetry.overloads.increment();
+            job(Pace::AtOnce);
+        }
     }
 
     /// Brings an object back for a peer, by the one load for all who want it, and waits until then, at most for `patience`.
@@ -239,7 +255,7 @@ impl Datapath {
             let mut turn = match next {
                 Next::Load(turn) => turn,
                 Next::Job(job) => {
-                    job(true);
+                    job(Pace::AtLeisure);
                     self.loader.lines.lock().running_jobs -= 1;
                     continue;
                 }
@@ -314,7 +330,7 @@ mod tests {
     #[test]
     fn half_of_the_threads_stay_for_loads_while_jobs_take_long() {
         let loader = lines(4);
-        (0..4).for_each(|_| loader.leave_job(Box::new(|_| ())));
+        assert!((0..4).all(|_| loader.take_job(Box::new(|_| ())).is_none()));
         loader.leave(Ino(1), Box::new(|_| ()));
         let mut lines = loader.lines.lock();
         let is_job = |next: Option<Next>| matches!(next, Some(Next::Job(_)));
@@ -329,8 +345,25 @@ mod tests {
         drop(lines);
         // With memory alone there is one thread.
         let loader = self::lines(1);
-        loader.leave_job(Box::new(|_| ()));
+        assert!(loader.take_job(Box::new(|_| ())).is_none());
         assert!(is_job(loader.lines.lock().next()));
+    }
+
+    #[test]
+    fn a_job_that_finds_too_many_waiting_is_to_answer_at_once_and_the_others_take_their_time() {
+        let (_place, datapath) = super::super::testing::unprivileged();
+        let told = std::sync::Arc::new(Mutex::new(Vec::new()));
+        for _ in 0..=WAITING_MAX {
+            let told = std::sync::Arc::clone(&told);
+            datapath.leave_job(Box::new(move |pace| told.lock().push(pace)));
+        }
+        assert_eq!(*told.lock(), [Pace::AtOnce]);
+        assert_eq!(datapath.telemetry.overloads.get(), 1);
+        datapath.loader.close();
+        datapath.run_loads();
+        let told = told.lock();
+        assert_eq!(told.len(), WAITING_MAX + 1);
+        assert!(told[1..].iter().all(|pace| *pace == Pace::AtLeisure));
     }
 
     #[test]

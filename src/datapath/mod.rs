@@ -80,7 +80,7 @@ mod stat;
 mod state;
 mod storing;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod unsealed;
 mod verify;
 mod victims;
@@ -120,7 +120,7 @@ pub use flush::CLOSE_WAIT;
 pub use handle::{Handle, HandleId, IoPath, UNKNOWN_WRITERS};
 pub use inspect::{EvictionProgress, NamespaceFacts, NodeFacts, Obstacle, OperatorEviction, Overview};
 pub use listing::{Listed, Page, Paged};
-pub use loader::{Job, Loader, Need, Rest};
+pub use loader::{Job, Loader, Need, Pace, Rest};
 pub use lookup::{Lookup, Patience};
 pub use object::{Marks, Object, Phase, Place};
 pub use open::{OpenOptions, Opened};

@@ -19,7 +19,7 @@ use crate::tier::scratch::Scratch;
 const CAPACITY: ByteCount = ByteCount::mib(64);
 
 /// A cache without a mount, whose tier counts its bytes itself as it may not mount a tmpfs.
-pub(super) fn unprivileged() -> (tempfile::TempDir, Datapath) {
+pub(crate) fn unprivileged() -> (tempfile::TempDir, Datapath) {
     let place = tempfile::tempdir_in("/dev/shm").unwrap();
     let datapath = reopened(&place);
     (place, datapath)

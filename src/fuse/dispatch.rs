@@ -67,7 +67,7 @@ impl Dispatcher {
     /// Does a request that may take long, as one that goes through all below a directory does, off the threads that answer the
     /// kernel.
     pub(super) fn at_leisure(&self, rest: impl FnOnce() + Send + 'static) {
-        self.datapath.loader().leave_job(Box::new(move |_| rest()));
+        self.datapath.leave_job(Box::new(move |_| rest()));
     }
 
     /// Does the rest of a request when the other members know what it changed: at once where there are none.

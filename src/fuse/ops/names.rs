@@ -10,7 +10,7 @@ use std::time::Duration;
 use fuser::{Errno, Generation, INodeNo, RenameFlags, ReplyEmpty, ReplyEntry, Request};
 
 use super::{Dispatcher, caller, fail, is_reserved, reply_done};
-use crate::datapath::{Caller, Datapath, Error, Lookup, News, OpenOptions, Patience, Stat};
+use crate::datapath::{Caller, Datapath, Error, Lookup, News, OpenOptions, Pace, Patience, Stat};
 use crate::fuse::attributes::{Lifetimes, absence, file_attr, ino};
 use crate::fuse::begin::begin;
 use crate::fuse::control_files::{self, ControlFiles};
@@ -138,8 +138,8 @@ fn ask(waiter: &Waiter, pending: Pending) {
 /// Answers a look-up when what a disk holds under the name was read.
 fn read_name(waiter: &Waiter, pending: Pending) {
     let (datapath, waiter) = (Arc::clone(&pending.datapath), waiter.clone());
-    datapath.loader().leave_job(Box::new(move |may_wait| {
-        if may_wait {
+    datapath.leave_job(Box::new(move |pace| {
+        if pace == Pace::AtLeisure {
             pending.datapath.name_one(pending.parent, &pending.name);
         }
         let outcome = pending.look(Patience::Writers);
@@ -258,8 +258,8 @@ pub(in crate::fuse) fn rmdir(dispatcher: &Dispatcher, parent: INodeNo, name: &Os
         return remove_directory(datapath, parent, name, reply);
     }
     let waiting = Arc::clone(&datapath);
-    datapath.loader().leave_job(Box::new(move |may_wait| {
-        if may_wait {
+    datapath.leave_job(Box::new(move |pace| {
+        if pace == Pace::AtLeisure {
             waiting.wait_for_names();
         }
         if waiting.may_hold_unnamed(parent, &name) {
@@ -311,24 +311,16 @@ pub(in crate::fuse) fn rename(
     // The name is part of an object's record: it is written anew once the object is in memory.
     let away = datapath.must_load_child(source.0, &source.1);
     let is_directory = datapath.is_directory_child(source.0, &source.1);
-    let rest = move |persists: &mut dyn FnMut(Ino, Durable)| {
-        rename_here(&datapath, &caller, source, target, keeps, reply, persists);
-    };
+    let rest = move || rename_here(&datapath, &caller, source, target, keeps, reply);
     match away {
         // What is below may be under another policy there.
-        None if is_directory => dispatcher.at_leisure(move || rest(&mut |_, durable| durable())),
-        None => rest(&mut |number, durable| {
-            dispatcher.datapath.loader().leave(number, Box::new(move |_| durable()));
-        }),
-        Some(away) => dispatcher.with_object(away, move |_| rest(&mut |_, durable| durable())),
+        None if is_directory => dispatcher.at_leisure(rest),
+        None => rest(),
+        Some(away) => dispatcher.with_object(away, move |_| rest()),
     }
 }
 
-/// Waits for a disk.
-type Durable = Box<dyn FnOnce() + Send>;
-
 /// Renames what is in memory, and answers when every member knows and, where that is asked for, the disk has it.
-/// `persists` does what waits for the disk where it may.
 fn rename_here(
     datapath: &Arc<Datapath>,
     caller: &Caller,
@@ -336,7 +328,6 @@ fn rename_here(
     target: (Ino, Vec<u8>),
     keeps: bool,
     reply: ReplyEmpty,
-    persists: &mut dyn FnMut(Ino, Durable),
 ) {
     let removed = datapath.news_of_removal(source.0, &source.1);
     let renamed = datapath.rename(caller, (source.0, &source.1), (target.0, &target.1), keeps);
@@ -347,14 +338,24 @@ fn rename_here(
     match datapath.must_persist_child(target.0, &target.1) {
         None => after_telling(datapath, news, move || reply.ok()),
         Some(number) => {
-            let datapath = Arc::clone(datapath);
-            persists(
-                number,
-                Box::new(move || {
-                    // The object has its name whatever the disk says, which is counted and logged.
-                    let _ = datapath.persist(number);
-                    after_telling(&datapath, news, move || reply.ok());
-                }),
+            let waiting = Arc::clone(datapath);
+            datapath.leave_job(Box::new(move |pace| {
+                persist(&waiting, number, pace);
+                after_telling(&waiting, news, move || reply.ok());
+            }));
+        }
+    }
+}
+
+/// Has the disk take an object that has its name whatever becomes of that, which is counted and logged.
+fn persist(datapath: &Datapath, number: Ino, pace: Pace) {
+    match pace {
+        Pace::AtLeisure => drop(datapath.persist(number)),
+        Pace::AtOnce => {
+            datapath.telemetry().ssd_durability_failures.increment();
+            tracing::warn!(
+                ino = number.0,
+                "an object that was to be durable is in memory only: too many wait"
             );
         }
     }

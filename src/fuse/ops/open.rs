@@ -13,7 +13,7 @@ use fuser::{
 };
 
 use super::{Dispatcher, caller, fail, is_reserved, reply_done};
-use crate::datapath::{Caller, Datapath, Error, HandleId, Need, OpenOptions};
+use crate::datapath::{Caller, Datapath, Error, HandleId, Need, OpenOptions, Pace};
 use crate::fuse::attributes::{Lifetimes, file_attr, ino};
 use crate::fuse::control_files::ControlFiles;
 use crate::fuse::fast_files;
@@ -284,6 +284,17 @@ pub(in crate::fuse) fn fsync(
         .flatten();
     let Some(object) = durable else { return reply.ok() };
     let datapath = Arc::clone(&dispatcher.datapath);
-    let rest = move |_| reply_done(datapath.persist(object), "fsync", reply);
-    dispatcher.datapath.loader().leave(object, Box::new(rest));
+    // One that arrives from elsewhere goes to no disk before it is here.
+    dispatcher.with_object(object, move |_| {
+        let waiting = Arc::clone(&datapath);
+        datapath.leave_job(Box::new(move |pace| persist(&waiting, object, pace, reply)));
+    });
+}
+
+/// Has the disk take an object, by a thread that may wait for it.
+fn persist(datapath: &Datapath, object: Ino, pace: Pace, reply: ReplyEmpty) {
+    match pace {
+        Pace::AtLeisure => reply_done(datapath.persist(object), "fsync", reply),
+        Pace::AtOnce => reply.error(Errno::EAGAIN),
+    }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use fuser::{Errno, INodeNo, ReplyEmpty, ReplyXattr, Request};
 
 use super::{Dispatcher, fail, reply_done};
-use crate::datapath::{CLOSE_WAIT, Datapath, Error, Presence};
+use crate::datapath::{CLOSE_WAIT, Datapath, Error, Pace, Presence};
 use crate::fuse::attributes::ino;
 use crate::fuse::control_files::ControlFiles;
 
@@ -45,8 +45,8 @@ pub(in crate::fuse) fn getxattr(
     // It is of the whole object: taken off the session threads, and not before the close of who wrote it.
     let (datapath, number) = (Arc::clone(&dispatcher.datapath), ino(number));
     let name = name.to_owned();
-    dispatcher.datapath.loader().leave_job(Box::new(move |may_wait| {
-        if may_wait {
+    dispatcher.datapath.leave_job(Box::new(move |pace| {
+        if pace == Pace::AtLeisure {
             datapath.wait_until_closed(number, CLOSE_WAIT);
         }
         reply_value(datapath.get_attribute(number, name.as_bytes()), size, reply);
