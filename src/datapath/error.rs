@@ -96,6 +96,9 @@ pub enum Error {
     /// A member that may hold something in the directory does not answer, and is not forgotten yet. The log says which.
     #[error("a member of the cluster does not say whether the directory is empty")]
     Unanswered,
+    /// Too many requests wait already for threads that may wait.
+    #[error("too many requests wait for a thread")]
+    Overloaded,
     /// The file handle is not one of ours.
     #[error("not an open handle")]
     BadHandle,

@@ -20,6 +20,7 @@ use super::follow::Follower;
 use super::handshake::Handshake;
 use super::kernel::Kernel;
 use super::ops;
+use super::overload::{Refuse, at_leisure};
 use super::waiter::Waiter;
 use crate::datapath::{Datapath, Need, News};
 use crate::namespace::Ino;
@@ -47,11 +48,17 @@ pub(super) struct Dispatcher {
 impl Dispatcher {
     /// Does a request that needs the bytes of an object: at once when they are in memory, which is nearly always, else when
     /// they are back, or cannot be had, which it is told. Those of a file that becomes a slot file are had when it is one.
-    pub(super) fn with_object(&self, number: Ino, rest: impl FnOnce(bool) + Send + 'static) {
+    pub(super) fn with_object<R: Refuse>(
+        &self,
+        number: Ino,
+        operation: &'static str,
+        reply: R,
+        rest: impl FnOnce(R, bool) + Send + 'static,
+    ) {
         if self.datapath.is_moving(number) {
-            return self.at_leisure(move || rest(true));
+            return self.at_leisure(operation, reply, move |reply| rest(reply, true));
         }
-        self.with_bytes(number, Need::Whole, rest);
+        self.with_bytes(number, Need::Whole, move |is_back| rest(reply, is_back));
     }
 
     /// The same for a request that may need no more than the start of the object, while the rest comes.
@@ -65,9 +72,14 @@ impl Dispatcher {
     }
 
     /// Does a request that may take long, as one that goes through all below a directory does, off the threads that answer the
-    /// kernel.
-    pub(super) fn at_leisure(&self, rest: impl FnOnce() + Send + 'static) {
-        self.datapath.leave_job(Box::new(move |_| rest()));
+    /// kernel. It is refused when too many wait for that.
+    pub(super) fn at_leisure<R: Refuse>(
+        &self,
+        operation: &'static str,
+        reply: R,
+        rest: impl FnOnce(R) + Send + 'static,
+    ) {
+        at_leisure(&self.datapath, operation, reply, rest);
     }
 
     /// Does the rest of a request when the other members know what it changed: at once where there are none.

@@ -28,6 +28,7 @@ pub(super) fn errno(error: &Error) -> Errno {
         Error::OtherPlace => Errno::from_i32(libc::EXDEV), // a directory of a cluster is renamed
         Error::NotAgreed => Errno::from_i32(libc::ETIMEDOUT), // the coordinator is away: policy, owner and mode of directories cannot change
         Error::Unanswered => Errno::EBUSY, // a host that may hold something in the directory does not answer
+        Error::Overloaded => Errno::EAGAIN, // too many requests wait for a thread that may wait
         Error::NoAttribute => Errno::from_i32(libc::ENODATA), // the attribute is not set
         Error::BadHandle => Errno::EBADF,  // not an open handle
         Error::Io { .. } => Errno::EIO,    // the operating system refused; the log says what

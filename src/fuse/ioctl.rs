@@ -56,7 +56,7 @@ pub(super) fn ioctl(
     if is_long(command, payload) {
         let (datapath, caller) = (Arc::clone(&dispatcher.datapath), caller(request));
         let payload = Box::<[u8]>::from(payload);
-        return dispatcher.at_leisure(move || {
+        return dispatcher.at_leisure("ioctl", reply, move |reply| {
             let mut bytes = vec![0; HEADER_BYTES];
             let answered = answer(&datapath, &session, &caller, command, (&*payload, room), &mut bytes);
             reply_with(&datapath, command, answered.map(drop), &bytes, room, reply);

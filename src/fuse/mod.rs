@@ -20,6 +20,7 @@ mod kernel;
 mod leisure;
 mod mount;
 mod ops;
+mod overload;
 mod passthrough;
 mod session;
 mod waiter;

@@ -115,6 +115,7 @@ impl Located {
             | Error::OtherPlace
             | Error::NotAgreed
             | Error::Unanswered
+            | Error::Overloaded
             | Error::Unsupported(_) => Self::AskByFile,
             Error::NoAttribute | Error::Io { .. } => {
                 tracing::error!(%error, "an entry of a batch failed");

@@ -115,7 +115,7 @@ pub(in crate::fuse) fn setattr(
             outcome => return reply_attr(&lifetimes, outcome, "setattr", reply),
         }
     }
-    let rest = move |is_here: bool| {
+    let rest = move |reply: ReplyAttr, is_here: bool| {
         if is_shared && !is_here {
             // Its attributes are those of its bytes, which are on other members and cannot be had.
             return reply_attr(&lifetimes, Err(Error::NoObject), "setattr", reply);
@@ -128,9 +128,9 @@ pub(in crate::fuse) fn setattr(
         after_telling(&datapath, news, move || reply_attr(&lifetimes, outcome, "setattr", reply));
     };
     if is_long {
-        dispatcher.at_leisure(move || rest(true));
+        dispatcher.at_leisure("setattr", reply, move |reply| rest(reply, true));
     } else {
-        dispatcher.with_object(ino(number), rest);
+        dispatcher.with_object(ino(number), "setattr", reply, rest);
     }
 }
 

@@ -82,7 +82,8 @@ pub(in crate::fuse) fn write(
     let datapath = &dispatcher.datapath;
     if datapath.is_long_to_write(ino(number), offset, ByteCount(data.len() as u64)) {
         let (datapath, data) = (Arc::clone(datapath), data.to_vec());
-        dispatcher.at_leisure(move || write_here(&datapath, handle, offset, &data, reply));
+        dispatcher
+            .at_leisure("write", reply, move |reply| write_here(&datapath, handle, offset, &data, reply));
     } else {
         write_here(datapath, handle, offset, data, reply);
     }
@@ -116,9 +117,9 @@ pub(in crate::fuse) fn fallocate(
     let through = Some(HandleId(handle.0));
     let (datapath, caller) = (Arc::clone(&dispatcher.datapath), caller(request));
     let is_long = datapath.is_long_to_change(ino(number), change);
-    let rest = move || {
+    let rest = move |reply: ReplyEmpty| {
         let outcome = datapath.change_size(&caller, ino(number), through, change);
         reply_done(outcome, "fallocate", reply);
     };
-    if is_long { dispatcher.at_leisure(rest) } else { rest() }
+    if is_long { dispatcher.at_leisure("fallocate", reply, rest) } else { rest(reply) }
 }

@@ -29,7 +29,7 @@ fn is_reserved(parent: INodeNo, name: &OsStr) -> bool {
 }
 
 /// The kernel's number for an error, which is logged here, where it is handled.
-fn fail(operation: &'static str, error: &Error) -> Errno {
+pub(super) fn fail(operation: &'static str, error: &Error) -> Errno {
     match error {
         Error::Io { .. } => tracing::error!(operation, %error, "a request failed"),
         Error::NothingEvictable { .. }

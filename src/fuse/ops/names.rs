@@ -16,6 +16,7 @@ use crate::fuse::begin::begin;
 use crate::fuse::control_files::{self, ControlFiles};
 use crate::fuse::dispatch::after_telling;
 use crate::fuse::fast_files;
+use crate::fuse::overload::Refuse;
 use crate::fuse::session::pin_this_thread;
 use crate::fuse::waiter::{Waiter, Waiting};
 use crate::namespace::{Ino, Name};
@@ -59,7 +60,7 @@ pub(in crate::fuse) fn lookup(
     match pending.look(Patience::All) {
         Ok(Lookup::Long) => {
             let waiter = waiter.clone();
-            dispatcher.at_leisure(move || {
+            dispatcher.at_leisure("lookup", pending, move |pending| {
                 let outcome = pending.look(Patience::Members);
                 pending.reply_or_go_on(&waiter, outcome);
             });
@@ -76,6 +77,12 @@ struct Pending {
     parent: Ino,
     name: Box<[u8]>,
     reply: ReplyEntry,
+}
+
+impl Refuse for Pending {
+    fn refuse(self, errno: Errno) {
+        self.reply.error(errno);
+    }
 }
 
 impl Pending {
@@ -198,11 +205,11 @@ pub(in crate::fuse) fn mknod(
     let (datapath, lifetimes) = (Arc::clone(&dispatcher.datapath), dispatcher.lifetimes);
     let (caller, parent, name) = (caller(request), ino(parent), name.as_bytes().to_vec());
     let is_long = datapath.is_long_to_create(parent, &name, OpenOptions::default());
-    let rest = move || {
+    let rest = move |reply: ReplyEntry| {
         let made = datapath.make_file(&caller, parent, &name, mode);
         reply_new_entry(&lifetimes, made, "mknod", reply);
     };
-    if is_long { dispatcher.at_leisure(rest) } else { rest() }
+    if is_long { dispatcher.at_leisure("mknod", reply, rest) } else { rest(reply) }
 }
 
 /// `mode`: permissions, the umask taken off.
@@ -240,10 +247,13 @@ pub(in crate::fuse) fn unlink(
     let news = datapath.news_of_removal(ino(parent), name.as_bytes());
     match datapath.unlink_name(&caller(request), ino(parent), name.as_bytes()) {
         Ok(left) if left.is_empty() => after_telling(&datapath, news, move || reply.ok()),
-        Ok(left) => dispatcher.at_leisure(move || {
-            datapath.move_unlinked(left);
+        Ok(left) => dispatcher.datapath.leave_job(Box::new(move |pace| {
+            // The name is gone either way.
+            if pace == Pace::AtLeisure {
+                datapath.move_unlinked(left);
+            }
             after_telling(&datapath, news, move || reply.ok());
-        }),
+        })),
         Err(error) => reply.error(fail("unlink", &error)),
     }
 }
@@ -311,12 +321,12 @@ pub(in crate::fuse) fn rename(
     // The name is part of an object's record: it is written anew once the object is in memory.
     let away = datapath.must_load_child(source.0, &source.1);
     let is_directory = datapath.is_directory_child(source.0, &source.1);
-    let rest = move || rename_here(&datapath, &caller, source, target, keeps, reply);
+    let rest = move |reply| rename_here(&datapath, &caller, source, target, keeps, reply);
     match away {
         // What is below may be under another policy there.
-        None if is_directory => dispatcher.at_leisure(rest),
-        None => rest(),
-        Some(away) => dispatcher.with_object(away, move |_| rest()),
+        None if is_directory => dispatcher.at_leisure("rename", reply, rest),
+        None => rest(reply),
+        Some(away) => dispatcher.with_object(away, "rename", reply, move |reply, _| rest(reply)),
     }
 }
 

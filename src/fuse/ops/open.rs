@@ -13,11 +13,12 @@ use fuser::{
 };
 
 use super::{Dispatcher, caller, fail, is_reserved, reply_done};
-use crate::datapath::{Caller, Datapath, Error, HandleId, Need, OpenOptions, Pace};
+use crate::datapath::{Caller, Datapath, Error, HandleId, Need, OpenOptions};
 use crate::fuse::attributes::{Lifetimes, file_attr, ino};
 use crate::fuse::control_files::ControlFiles;
 use crate::fuse::fast_files;
 use crate::fuse::kernel::Kernel;
+use crate::fuse::overload::at_leisure;
 use crate::fuse::passthrough;
 use crate::namespace::Ino;
 
@@ -66,7 +67,7 @@ pub(in crate::fuse) fn open(
     let need = if options.write { Need::Whole } else { Need::Start };
     if datapath.is_long_to_open(ino(number), options) {
         let (datapath, kernel) = (Arc::clone(datapath), Arc::clone(kernel));
-        return dispatcher.at_leisure(move || {
+        return dispatcher.at_leisure("open", reply, move |reply| {
             let left = open_object(&datapath, &kernel, &caller, ino(number), options, reply);
             let Some(reply) = left else { return };
             // It left memory meanwhile.
@@ -158,7 +159,8 @@ pub(in crate::fuse) fn create(
     let wanted = Wanted { caller: caller(request), parent: ino(parent), name: name.into(), mode, flags };
     let (datapath, kernel, lifetimes) = (Arc::clone(datapath), Arc::clone(kernel), *lifetimes);
     if datapath.is_long_to_create(wanted.parent, name.as_bytes(), options(flags)) {
-        dispatcher.at_leisure(move || create_or_load(datapath, kernel, lifetimes, wanted, reply));
+        let rest = move |reply| create_or_load(datapath, kernel, lifetimes, wanted, reply);
+        dispatcher.at_leisure("create", reply, rest);
     } else {
         create_or_load(datapath, kernel, lifetimes, wanted, reply);
     }
@@ -265,7 +267,8 @@ pub(in crate::fuse) fn release(
         }
     } else if dispatcher.datapath.is_long_to_release(HandleId(handle.0)) {
         let datapath = Arc::clone(&dispatcher.datapath);
-        dispatcher.at_leisure(move || datapath.release(HandleId(handle.0)));
+        // It is not to be refused, and its program has gone on.
+        dispatcher.datapath.leave_job(Box::new(move |_| datapath.release(HandleId(handle.0))));
     } else {
         dispatcher.datapath.release(HandleId(handle.0));
     }
@@ -285,16 +288,9 @@ pub(in crate::fuse) fn fsync(
     let Some(object) = durable else { return reply.ok() };
     let datapath = Arc::clone(&dispatcher.datapath);
     // One that arrives from elsewhere goes to no disk before it is here.
-    dispatcher.with_object(object, move |_| {
+    dispatcher.with_object(object, "fsync", reply, move |reply, _| {
         let waiting = Arc::clone(&datapath);
-        datapath.leave_job(Box::new(move |pace| persist(&waiting, object, pace, reply)));
+        let rest = move |reply| reply_done(waiting.persist(object), "fsync", reply);
+        at_leisure(&datapath, "fsync", reply, rest);
     });
-}
-
-/// Has the disk take an object, by a thread that may wait for it.
-fn persist(datapath: &Datapath, object: Ino, pace: Pace, reply: ReplyEmpty) {
-    match pace {
-        Pace::AtLeisure => reply_done(datapath.persist(object), "fsync", reply),
-        Pace::AtOnce => reply.error(Errno::EAGAIN),
-    }
 }

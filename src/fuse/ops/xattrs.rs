@@ -7,7 +7,7 @@ use std::sync::Arc;
 use fuser::{Errno, INodeNo, ReplyEmpty, ReplyXattr, Request};
 
 use super::{Dispatcher, fail, reply_done};
-use crate::datapath::{CLOSE_WAIT, Datapath, Error, Pace, Presence};
+use crate::datapath::{CLOSE_WAIT, Datapath, Error, Presence};
 use crate::fuse::attributes::ino;
 use crate::fuse::control_files::ControlFiles;
 
@@ -45,12 +45,10 @@ pub(in crate::fuse) fn getxattr(
     // It is of the whole object: taken off the session threads, and not before the close of who wrote it.
     let (datapath, number) = (Arc::clone(&dispatcher.datapath), ino(number));
     let name = name.to_owned();
-    dispatcher.datapath.leave_job(Box::new(move |pace| {
-        if pace == Pace::AtLeisure {
-            datapath.wait_until_closed(number, CLOSE_WAIT);
-        }
+    dispatcher.at_leisure("getxattr", reply, move |reply| {
+        datapath.wait_until_closed(number, CLOSE_WAIT);
         reply_value(datapath.get_attribute(number, name.as_bytes()), size, reply);
-    }));
+    });
 }
 
 pub(in crate::fuse) fn listxattr(dispatcher: &Dispatcher, number: INodeNo, size: u32, reply: ReplyXattr) {
@@ -85,12 +83,12 @@ pub(in crate::fuse) fn setxattr(
         if datapath.is_in_cluster() {
             return agree(datapath, number, name, Some(value), only, "setxattr", reply);
         }
-        return dispatcher.at_leisure(move || {
+        return dispatcher.at_leisure("setxattr", reply, move |reply| {
             let outcome = datapath.set_attribute(ino(number), name.as_bytes(), &value, only);
             reply_done(outcome, "setxattr", reply);
         });
     }
-    dispatcher.with_object(ino(number), move |_| {
+    dispatcher.with_object(ino(number), "setxattr", reply, move |reply, _| {
         let outcome = datapath.set_attribute(ino(number), name.as_bytes(), &value, only);
         reply_done(outcome, "setxattr", reply);
     });
@@ -142,11 +140,11 @@ pub(in crate::fuse) fn removexattr(
         if datapath.is_in_cluster() {
             return agree(datapath, number, name, None, None, "removexattr", reply);
         }
-        return dispatcher.at_leisure(move || {
+        return dispatcher.at_leisure("removexattr", reply, move |reply| {
             reply_done(datapath.remove_attribute(ino(number), name.as_bytes()), "removexattr", reply);
         });
     }
-    dispatcher.with_object(ino(number), move |_| {
+    dispatcher.with_object(ino(number), "removexattr", reply, move |reply, _| {
         reply_done(datapath.remove_attribute(ino(number), name.as_bytes()), "removexattr", reply);
     });
 }
