@@ -5,12 +5,13 @@
 //!
 //! Invariants
 //! - [`InstanceLock`] is on the file that stands at its path, not on one that was removed meanwhile.
+//! - The record of an earlier daemon stays until the next one's is written, also where there is no room for that.
 //! - A look ([`probe`]) holds the lock shared for an instant; [`InstanceLock::acquire`] therefore tries for
 //!   [`ACQUIRE_PATIENCE`] before it believes in another holder.
 
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -22,7 +23,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// What a lock file says about its daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Daemon {
-    /// It lives. The process id is absent in the instant between its lock and its writing.
+    /// It lives. In the instant between its lock and its writing the process id is that of the one before, or absent.
     Alive {
         /// Its process id.
         pid: Option<u32>,
@@ -89,9 +90,7 @@ impl InstanceLock {
             match file.try_lock() {
                 Ok(()) if stands_at(&file, path).map_err(io_error)? => {
                     let had_predecessor = !created && read_pid(&mut file).map_err(io_error)?.is_some();
-                    file.set_len(0).map_err(io_error)?;
-                    // O_APPEND: the write goes to the start of the file that was just cut.
-                    writeln!(file, "{}", std::process::id()).map_err(io_error)?;
+                    write_pid(&file).map_err(io_error)?;
                     return Ok(Self { _file: file, had_predecessor });
                 }
                 Ok(()) => {} // it was removed between open and lock: take the new one
@@ -114,7 +113,7 @@ impl InstanceLock {
 
 fn open_or_create(path: &Path) -> io::Result<(File, bool)> {
     let mut options = OpenOptions::new();
-    options.read(true).append(true).mode(0o600);
+    options.read(true).write(true).mode(0o600);
     match options.open(path) {
         Ok(file) => Ok((file, false)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -133,10 +132,19 @@ fn stands_at(file: &File, path: &Path) -> io::Result<bool> {
     }
 }
 
+/// Writes this process's id over what stands there, and cuts the rest off then: a full file system has no room for anything
+/// else, and what was cut first would be lost.
+fn write_pid(file: &File) -> io::Result<()> {
+    let line = format!("{}\n", std::process::id());
+    file.write_all_at(line.as_bytes(), 0)?;
+    file.set_len(line.len() as u64)
+}
+
 fn read_pid(file: &mut File) -> io::Result<Option<u32>> {
     let mut text = String::new();
     match file.take(32).read_to_string(&mut text) {
-        Ok(_) => Ok(text.trim().parse().ok()),
+        // The first line: behind it may be what is left of a longer one.
+        Ok(_) => Ok(text.lines().next().and_then(|line| line.trim().parse().ok())),
         Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(None),
         Err(error) => Err(error),
     }
@@ -186,6 +194,33 @@ mod tests {
         std::thread::sleep(Duration::from_millis(60));
         drop(look);
         getter.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_written_leaves_the_record_of_the_daemon_before() {
+        use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+        use nix::sys::memfd::{MFdFlags, memfd_create};
+        use std::os::fd::AsRawFd as _;
+
+        // A file that can be cut and not written stands in for one on a full file system.
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let file = File::from(memfd_create(c"lock", flags).unwrap());
+        file.write_all_at(b"123456789\n", 0).unwrap();
+        fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_WRITE)).unwrap();
+        let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        assert!(matches!(InstanceLock::acquire(&path), Err(LockError::Io { .. })));
+        assert_eq!(read_pid(&mut File::open(&path).unwrap()).unwrap(), Some(123_456_789));
+    }
+
+    #[test]
+    fn a_process_id_is_read_though_the_rest_of_a_longer_one_is_still_behind_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        std::fs::write(&path, "77\n3456\n").unwrap();
+        assert_eq!(read_pid(&mut File::open(&path).unwrap()).unwrap(), Some(77));
+        let lock = InstanceLock::acquire(&path).unwrap();
+        assert!(lock.had_predecessor());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), format!("{}\n", std::process::id()));
     }
 
     #[test]
