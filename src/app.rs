@@ -8,6 +8,7 @@ mod check;
 mod cluster;
 mod daemon;
 mod limits;
+mod log_file;
 mod logging;
 mod memory_groups;
 mod mount_point;

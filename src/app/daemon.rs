@@ -17,6 +17,7 @@ use tidefs_engine::time::SystemClock;
 use tidefs_engine::types::ByteCount;
 
 use super::background::Background;
+use super::log_file::LogFile;
 use super::mount_point::clear_stale_mount;
 use super::progress::Progress;
 use super::secrets::Secrets;
@@ -232,6 +233,7 @@ impl Daemon {
         tell(io::stdout(), format_args!("tidefs: mounted on {}", self.mount_dir.display()));
         // Without a service manager there is nobody to tell.
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+        let mut log = LogFile::of(&self.effective.instance);
         let mut may_shrink = true;
         while !stop.is_set() && !self.session.is_over() {
             self.datapath.tier().names_clock().beat();
@@ -243,6 +245,7 @@ impl Daemon {
             self.datapath.count_growth();
             self.datapath.sweep();
             self.datapath.bound_kernel_inodes();
+            log.iter_mut().for_each(LogFile::bound);
             stop.wait(HOUSEKEEPING_INTERVAL);
         }
         let has_failed = !stop.is_set() && self.session.has_failed();

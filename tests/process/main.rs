@@ -17,6 +17,7 @@ mod fastpath;
 mod fault;
 mod few_files;
 mod invalidations;
+mod log;
 mod long_files;
 mod memory_groups;
 mod prefault;

@@ -24,8 +24,6 @@ use crate::client::Client;
 use crate::ffi;
 use crate::trial::set_apart;
 
-pub(crate) use self::starting::earlier_log;
-
 /// Exit code of a daemon whose command line or configuration is wrong.
 const EXIT_CONFIGURATION: i32 = 2;
 

@@ -16,14 +16,14 @@ use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::unistd::Pid;
 use serde_json::json;
-use tidefs_control_api::instance::Instance;
+use tidefs_control_api::instance::{Instance, earlier_log};
 use tidefs_control_api::lock::{Daemon, InstanceLock, LockError};
 use tidefs_control_api::mounts;
 use tidefs_control_api::socket::SocketAddress;
 
 use crate::args::UmountArgs;
 use crate::error::{CliError, Exit};
-use crate::launch::{LOOK_INTERVAL, earlier_log};
+use crate::launch::LOOK_INTERVAL;
 use crate::locate::{self, mount_table, probe};
 use crate::output::{Output, shown};
 

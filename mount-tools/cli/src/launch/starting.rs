@@ -7,13 +7,14 @@
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, BufRead as _, BufReader};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, ExitStatus};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tidefs_control_api::instance::earlier_log;
 
 use super::{Launch, LaunchError};
 use crate::output::tell;
@@ -106,12 +107,7 @@ pub(super) fn end(child: &mut Child) {
     }
 }
 
-/// Where the log of the start before stands beside `log`.
-pub(crate) fn earlier_log(log: &Path) -> PathBuf {
-    log.with_extension("1")
-}
-
-/// An empty log at `path`; the one of the start before stays beside it as `log.1`.
+/// An empty log at `path`; the end of the one of the start before stays beside it as `log.1`.
 pub(super) fn open_log(path: &Path) -> io::Result<File> {
     let folder = path.parent().expect("a log lies in its instance's folder");
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
