@@ -34,6 +34,7 @@ use crate::config::{Config, DaemonArgs, Effective, ExitStatus, Host, OnStop, Sou
 
 use daemon::Daemon;
 use mount_point::{check_mount_point, mount_point_failure, refuse_other_state};
+use progress::Starting;
 use secrets::Secrets;
 use stop_signal::StopSignal;
 
@@ -128,8 +129,10 @@ fn serve(arguments: &DaemonArgs) -> Result<(), Failure> {
     let stop = StopSignal::install()?;
     let discards = effective.config.runtime.on_stop == OnStop::Discard;
     let state = effective.state.clone();
-    let outcome = Daemon::start(effective, secrets, &mount_dir, lock.had_predecessor())
-        .and_then(|daemon| daemon.run_until(&stop));
+    let starting = Starting::begin();
+    let started = Daemon::start(effective, secrets, &mount_dir, lock.had_predecessor());
+    drop(starting);
+    let outcome = started.and_then(|daemon| daemon.run_until(&stop));
     let leaves_nothing = discards || (outcome.is_err() && !lock.had_predecessor());
     if leaves_nothing && !state.memory.exists() {
         remove_state(&state.directory, &lock);

@@ -290,7 +290,7 @@ pub(crate) struct MountArgs {
     /// Configuration file
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) config: Option<PathBuf>,
-    /// Seconds to wait for the mount, or for more in the log of its daemon
+    /// Seconds to wait for the mount, or for a sign that its daemon gets on
     #[arg(long, value_name = "SECONDS", default_value_t = 60,
           value_parser = clap::value_parser!(u64).range(1..=TIMEOUT_MAX_S))]
     pub(crate) timeout: u64,

@@ -2,7 +2,7 @@
 //!
 //! The daemon leads a session of its own in `/`, reads nothing, and writes its log into its state directory. The
 //! only thing it is waited for is the line `tidefs: mounted on DIR` on its stdout, a pipe that is closed after. A daemon that has
-//! much to take over is waited for as long as its log grows.
+//! much to take over is waited for as long as it says there that it starts, or its log grows.
 
 mod starting;
 
@@ -51,7 +51,7 @@ pub(crate) struct Launch {
     pub(crate) state_dir: Option<PathBuf>,
     /// Whether it goes by its command line alone, not by what this host is configured for.
     pub(crate) is_trial: bool,
-    /// Time to wait for the mount, or for more in the log of the daemon.
+    /// Time to wait for the mount, or for a sign that the daemon gets on.
     pub(crate) timeout: Duration,
 }
 
@@ -119,7 +119,7 @@ pub(crate) enum LaunchError {
     Ended { status: ExitStatus, log: String },
     #[error("tidefsd closed its output and goes on without a mount; it was stopped\n{log}")]
     Odd { log: String },
-    #[error("neither a mount nor more in its log within {} s; tidefsd was stopped\n{log}", timeout.as_secs())]
+    #[error("neither a mount nor a sign that it gets on within {} s; tidefsd was stopped\n{log}", timeout.as_secs())]
     TimedOut { timeout: Duration, log: String },
 }
 

@@ -21,7 +21,7 @@ const EXIT_USAGE: u8 = 1;
 /// Exit code of mount(8): the mount failed.
 const EXIT_FAILURE: u8 = 32;
 
-/// Time to wait for the mount, or for more in the log of the daemon; systemd gives a mount unit 90 s in all, unless its line says
+/// Time to wait for the mount, or for a sign that the daemon gets on; systemd gives a mount unit 90 s in all, unless its line says
 /// `x-systemd.mount-timeout=`.
 const TIMEOUT: Duration = Duration::from_secs(60);
 

@@ -1,7 +1,7 @@
 //! A daemon that starts: its log, what it says until its mount answers, and its end when it does not get that far.
 //!
-//! Limits: it is given its time anew whenever its log has grown; one that is stopped has [`END_PATIENCE`] to end, and is killed
-//! then.
+//! Limits: it is given its time anew whenever it says that it gets on, or its log has grown; one that is stopped has
+//! [`END_PATIENCE`] to end, and is killed then.
 //! Threads: one of its own reads what it says, until it closes its stdout or nobody listens any more.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -25,11 +25,11 @@ const MOUNTED: &str = "tidefs: mounted on ";
 /// Time for a daemon to end that has said its last word, or was told to.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Time between two looks at the log of a daemon that starts.
+/// Time between two looks at the log of a daemon that starts: an earlier version said nothing but there.
 const NEWS_INTERVAL: Duration = Duration::from_millis(200);
 
 impl Launch {
-    /// Waits for the mount of the daemon that `child` is, until `deadline`, or for more in its log.
+    /// Waits for the mount of the daemon that `child` is, until `deadline`, or for a sign that it gets on.
     pub(super) fn wait_for_mount(
         &self,
         child: &mut Child,
@@ -42,7 +42,7 @@ impl Launch {
             let left = deadline.saturating_duration_since(Instant::now());
             match lines.recv_timeout(left.min(NEWS_INTERVAL)) {
                 Ok(line) if line.starts_with(MOUNTED) => return Ok(()),
-                Ok(_) => {}
+                Ok(_) => deadline = Instant::now() + self.timeout,
                 Err(RecvTimeoutError::Timeout) => {
                     let length = fs::metadata(log).map_or(logged, |metadata| metadata.len());
                     if length > logged {

@@ -201,6 +201,19 @@ fn a_daemon_that_has_much_to_take_over_is_waited_for_while_its_log_grows() {
 }
 
 #[test]
+fn a_daemon_that_says_that_it_starts_is_waited_for_though_its_log_is_silent() {
+    let host = Host::new();
+    let starts =
+        "i=0; while [ $i -lt 10 ]; do echo \"tidefs: starting, $i s so far\"; sleep 0.3; i=$((i+1)); done";
+    let program = host.install("tidefs", &format!("{starts}\n{GOOD}"));
+    let started = Instant::now();
+    let ended = host.run_program(&program, "mount MNT --timeout 2");
+    assert_eq!(ended.code, 0, "{ended:?}");
+    assert!(started.elapsed() > Duration::from_millis(2500), "{:?}", started.elapsed());
+    stop(&host, &program);
+}
+
+#[test]
 fn the_mount_helper_speaks_as_mount_8_expects() {
     let host = Host::new();
     let program = host.install("mount.tidefs", GOOD);
