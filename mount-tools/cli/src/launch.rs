@@ -1,8 +1,9 @@
 //! Starts a daemon in the background and waits until its mount answers.
 //!
-//! The daemon leads a session of its own in `/`, reads nothing, and writes its log into its state directory. The
-//! only thing it is waited for is the line `tidefs: mounted on DIR` on its stdout, a pipe that is closed after. A daemon that has
-//! much to take over is waited for as long as it says there that it starts, or its log grows.
+//! The daemon leads a session of its own in `/`, reads nothing, has nothing open that its starter had, nor its place with a service
+//! manager (`NOTIFY_SOCKET`), and writes its log into its state directory. The only thing it is waited for is the line
+//! `tidefs: mounted on DIR` on its stdout, a pipe that is closed after. A daemon that has much to take over is waited for as long as
+//! it says there that it starts, or its log grows.
 
 mod starting;
 
@@ -32,6 +33,9 @@ pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Variable by which the daemon finds its configuration file.
 const CONFIG_VARIABLE: &str = "TIDEFS_CONFIG";
+
+/// Variable that has a service tell its manager of itself: the service is who starts the daemon, not the daemon.
+const NOTIFY_VARIABLE: &str = "NOTIFY_SOCKET";
 
 /// Keys by which `-o` names the state directory.
 const STATE_DIR_KEYS: [&str; 2] = ["runtime.state_dir", "state_dir"];
@@ -227,7 +231,7 @@ impl Launch {
 
     fn command(&self) -> Command {
         let mut command = daemon_program();
-        command.arg(&self.dir).current_dir("/");
+        command.arg(&self.dir).current_dir("/").env_remove(NOTIFY_VARIABLE);
         if let Some(capacity) = self.capacity {
             command.arg("--capacity").arg(capacity.get().to_string());
         }

@@ -49,6 +49,24 @@ fn mount_waits_for_the_mount_and_leaves_the_daemon_alone_in_its_session() {
 }
 
 #[test]
+fn a_daemon_has_nothing_that_its_starter_had_open_nor_its_place_with_a_service_manager() {
+    let host = Host::new();
+    let notes = "test -e /proc/$$/fd/7 && echo 'has 7' >>\"$FAKE_NOTES\"\n\
+                 echo \"notifies <$NOTIFY_SOCKET>\" >>\"$FAKE_NOTES\"";
+    let program = host.install("tidefs", &format!("{notes}\n{GOOD}"));
+    let script = "exec 7<\"$0\"; test -e /proc/$$/fd/7 && exec \"$0\" mount \"$1\"";
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).arg(&program).arg(host.mount_dir());
+    command.env(STATE_DIR_VARIABLE, host.state().path()).env("NOTIFY_SOCKET", "/of/the/starter");
+    command.env("FAKE_LOCK", host.instance().lock()).env("FAKE_NOTES", host.path().join("notes"));
+    let ended = Ended::from(command.output().unwrap());
+    assert_eq!(ended.code, 0, "{ended:?}");
+    let notes = host.notes();
+    assert!(notes.contains("notifies <>\n") && !notes.contains("has 7"), "{notes}");
+    stop(&host, &program);
+}
+
+#[test]
 fn a_mount_waits_for_a_daemon_whose_mount_is_gone_and_names_it_when_it_takes_too_long() {
     let host = Host::new();
     // The script shows no mount, like a daemon that stops after umount(8).
