@@ -256,6 +256,10 @@ fn the_helper_mounts_in_the_background() {
     program::run(&mut command, COMMAND).success("mount.tidefs");
     assert!(place.is_mounted());
     place.works("a");
+    let mut again = Command::new(&helper);
+    again.args(["tidefs", argument(&place.point), "-o", &format!("rw,remount,{}", place.options(&state))]);
+    let refused = program::run(&mut again, COMMAND);
+    assert!(!refused.status.success() && refused.errors.contains("unmount and mount again"), "{refused:?}");
     place.run(&["umount", argument(&place.point), "--discard"]).success("tidefs umount");
     let mut wrong = Command::new(&helper);
     wrong.args(["tidefs", argument(&place.point), "-o", &format!("rw,capcity=1GiB{state}")]);

@@ -150,6 +150,9 @@ impl Launch {
     pub(crate) fn start(&self) -> Result<Started, LaunchError> {
         let deadline = Instant::now() + self.timeout;
         let state = self.state()?;
+        if let Some(refusal) = self.refusal_of_remount() {
+            return Err(refusal);
+        }
         let replaced_stale = self.finds_dead_mount(&state, deadline)?;
         let instance = state.instance(&self.dir);
         let log = instance.log();
@@ -220,6 +223,12 @@ impl Launch {
             status if status.success() => Ok(()),
             status => Err(LaunchError::Ended { status, log: "  (see above)".to_owned() }),
         }
+    }
+
+    /// What the daemon says of a wish to change a mount that is there: it refuses, and tells what to do instead. `None` where there
+    /// is no such wish.
+    fn refusal_of_remount(&self) -> Option<LaunchError> {
+        is_remount(&self.options).then(|| self.check().err()).flatten().filter(LaunchError::is_usage)
     }
 
     fn spawn(&self, log: File) -> Result<Child, LaunchError> {
@@ -298,6 +307,11 @@ pub(crate) fn value_of(options: &[String], keys: &[&str]) -> Option<String> {
     found
 }
 
+/// Whether texts of `-o` ask to change a mount that is there.
+fn is_remount(options: &[String]) -> bool {
+    options.iter().flat_map(|text| text.split(',')).any(|option| option.trim() == "remount")
+}
+
 fn option(key: &str, path: &Path) -> String {
     format!("{key}={}", path.display().to_string().replace(',', "\\,"))
 }
@@ -318,6 +332,14 @@ mod tests {
         assert_eq!(options(&["capacity=1GiB"]), None);
         assert_eq!(options(&["rw,state_dir=/a", "runtime.state_dir=/b\\,c,ro"]), Some("/b,c".into()));
         assert_eq!(option("runtime.state_dir", Path::new("/b,c")), "runtime.state_dir=/b\\,c");
+    }
+
+    #[test]
+    fn a_remount_is_known_wherever_it_stands_among_the_options() {
+        let asks =
+            |texts: &[&str]| is_remount(&texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>());
+        assert!(asks(&["rw,remount"]) && asks(&["capacity=1GiB", "remount,noexec"]));
+        assert!(!asks(&["rw,capacity=1GiB"]) && !asks(&["fuse.source=remount"]) && !asks(&[]));
     }
 
     #[test]

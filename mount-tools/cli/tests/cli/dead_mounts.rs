@@ -77,6 +77,20 @@ fn a_mount_that_hangs_does_not_hang_the_commands() {
 }
 
 #[test]
+fn a_remount_of_what_is_served_is_for_the_daemon_to_refuse_and_a_mount_is_not() {
+    let host = Host::new();
+    let mount = OrphanMount::hanging(&host.mount_dir());
+    let _daemon = FakeDaemon::serve(&host, &[]);
+    let refuses = "case \"$*\" in *remount*--check-config*) echo 'mount it again' >&2; exit 2;; esac; exit 4";
+    let helper = host.install("mount.tidefs", refuses);
+    let ended = host.run_program(&helper, "tidefs MNT -o rw,remount,capacity=1GiB");
+    assert!(ended.code == 1 && ended.stderr.contains("mount it again"), "{ended:?}");
+    let ended = host.run_program(&helper, "tidefs MNT -o rw,capacity=1GiB");
+    assert!(ended.code == 32 && ended.stderr.contains("already served by process"), "{ended:?}");
+    assert!(mount.is_there());
+}
+
+#[test]
 fn umount_takes_the_mount_of_a_dead_daemon_away() {
     let host = Host::new();
     let mount = OrphanMount::dead(&host.mount_dir());
