@@ -1,4 +1,4 @@
-//! `tidefsd DIR`: mounts the cache and serves it in the foreground until SIGTERM or SIGINT.
+//! `tidefsd DIR`: mounts the cache and serves it in the foreground until a signal ends it (`app`).
 
 use std::io::{self, Write};
 use std::process::ExitCode;

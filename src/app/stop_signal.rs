@@ -1,10 +1,12 @@
-//! The signals that end the daemon: SIGHUP only where it was not told to ignore that one.
+//! The signals that end the daemon: SIGHUP only where it tells of the end of a terminal, and was not to be ignored from the start.
 
+use std::fs::File;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
 use nix::poll::{PollTimeout, poll};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal};
+use nix::unistd::{getpid, getsid};
 
 use super::Failure;
 use crate::config::ExitStatus;
@@ -21,7 +23,8 @@ extern "C" fn note_signal(signal: i32) {
 
 impl StopSignal {
     pub(super) fn install() -> Result<Self, Failure> {
-        let action = SigAction::new(SigHandler::Handler(note_signal), SaFlags::empty(), SigSet::empty());
+        let acting = |handler| SigAction::new(handler, SaFlags::empty(), SigSet::empty());
+        let action = acting(SigHandler::Handler(note_signal));
         for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
             let install = |action: &SigAction| {
                 crate::ffi::install(signal, action).map_err(|error| {
@@ -29,9 +32,10 @@ impl StopSignal {
                 })
             };
             let before = install(&action)?;
-            if signal == Signal::SIGHUP && matches!(before.handler(), SigHandler::SigIgn) {
-                // Started with nohup(1), to outlive its terminal.
-                install(&before)?;
+            // Ignored from the start: by nohup(1), to outlive its terminal.
+            let is_ignored = matches!(before.handler(), SigHandler::SigIgn);
+            if signal == Signal::SIGHUP && (is_ignored || has_no_terminal_to_lose()) {
+                install(&acting(SigHandler::SigIgn))?;
             }
         }
         Ok(Self)
@@ -46,6 +50,13 @@ impl StopSignal {
     pub(super) fn wait(&self, limit: Duration) {
         nap(limit);
     }
+}
+
+/// Whether this process leads a session that has no terminal, as one of a service manager or of `tidefs mount` does. The kernel tells
+/// it of no hang-up, so that whoever sends it SIGHUP means what that means to most such programs, to read their configuration
+/// again, and not the end of a mount. One that does not lead its session may be told by the shell that does.
+fn has_no_terminal_to_lose() -> bool {
+    getsid(None).is_ok_and(|session| session == getpid()) && File::open("/dev/tty").is_err()
 }
 
 /// Sleeps for `limit`, or until this thread has handled a signal, after which `thread::sleep` goes on.

@@ -9,11 +9,12 @@ use super::exit::ExitStatus;
 use super::options::Flag;
 use super::settings::SETTINGS;
 
-/// Mounts a KV cache filesystem on DIR and serves it until SIGTERM or SIGINT.
+/// Mounts a KV cache filesystem on DIR and serves it until SIGTERM or SIGINT, or until its terminal hangs up (SIGHUP).
 ///
 /// Keys are files. What is written and closed or renamed stays in shared memory, up to a fixed capacity, and the
 /// kernel serves it from there; when the cache is full, what is least worth keeping leaves. The daemon stays in
-/// the foreground and prints `tidefs: mounted on DIR` when the mount answers.
+/// the foreground and prints `tidefs: mounted on DIR` when the mount answers. SIGHUP is ignored under nohup(1), and without a
+/// terminal, as under systemd: a daemon that is to read its configuration again is stopped and started.
 #[derive(Clone, Debug, PartialEq, Eq, Parser)]
 #[command(
     name = "tidefsd",

@@ -1,5 +1,5 @@
 //! SIGTERM and SIGINT while clients use the mount: it goes away within seconds and the daemon ends with 0. And SIGHUP, which a
-//! daemon outlives that was started to do so.
+//! daemon outlives that was started to do so, or has no terminal to lose.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -152,6 +152,27 @@ fn a_hangup_ends_the_daemon_unless_it_was_started_to_ignore_it() {
     mount.signal(Signal::SIGHUP);
     fs::write(place.join("a"), b"bytes").expect("it serves on");
     assert!(!gone(), "the mount is there");
+    assert!(mount.stop().success());
+}
+
+#[test]
+fn a_hangup_means_nothing_to_a_daemon_that_leads_a_session_without_a_terminal() {
+    let mut mount = Mount::prepare(&[]);
+    mount.start_daemon_by(STOP, |command| {
+        // SAFETY: between fork and exec the closure makes one async-signal-safe system call and allocates nothing.
+        unsafe {
+            command.pre_exec(|| nix::unistd::setsid().map(drop).map_err(std::io::Error::from));
+        }
+        command.spawn()
+    });
+    let status = fs::read_to_string(format!("/proc/{}/status", mount.pid())).expect("it runs");
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("a mask of signals");
+    let ignored = u64::from_str_radix(ignored.trim(), 16).expect("a number");
+    assert_eq!(ignored & 1, 1, "SIGHUP is the first signal: {ignored:x}");
+    let place = mount.namespace("ns");
+    mount.signal(Signal::SIGHUP);
+    fs::write(place.join("a"), b"bytes").expect("it serves on");
+    assert!(mounts_below(mount.path()).contains(&mount.path().to_owned()), "the mount is there");
     assert!(mount.stop().success());
 }
 
