@@ -112,8 +112,9 @@ pub trait Operations: fmt::Debug + Send + Sync + 'static {
 
     /// Compares the bytes of all objects at and below the path of a request (all, if absent) with their checksums.
     ///
-    /// Calls `progress` now and then, at least once a second; once it answers `Break`, nobody listens any more
-    /// and the verification ends soon, with any result. At most one runs at a time.
+    /// Calls `progress` now and then; once it answers `Break`, nobody listens any more and the verification ends soon, with
+    /// any result. Where it tells nothing for long, as one does that waits for a disk, the reader is told that it goes on
+    /// (`stream`). At most one runs at a time.
     ///
     /// # Errors
     /// [`ApiError::no_object`]; the tier that is asked for is not there. Corrupt objects are a finding, not an error, and so

@@ -1,7 +1,8 @@
 //! Answers that take long: the operation tells lines while it goes on, and ends when nobody reads them any more.
 //!
 //! Limits: [`Turns`] at once of each kind; who comes beyond waits for [`PATIENCE`] or not at all, and is refused.
-//! [`LINES_MAX`] lines wait for a slow reader.
+//! [`LINES_MAX`] lines wait for a slow reader. One that reads all is told something every [`SILENCE_MAX`], also where the operation
+//! waits for a disk and has nothing to tell: it would take the daemon for stuck, and leave.
 //! Threads: an operation has a blocking thread until its end; so many are left to quick ones that `status` never waits.
 
 use std::convert::Infallible;
@@ -16,8 +17,10 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use hyper::body::Frame;
 use serde::Serialize;
+use tidefs_control_api::event::ALIVE;
 use tidefs_control_api::{ApiError, ErrorCode, Event};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::time::{Instant, Sleep};
 use tracing::debug;
 
 /// Lines on their way to a slow reader.
@@ -25,6 +28,9 @@ const LINES_MAX: usize = 64;
 
 /// How long an answer waits for its first line: a refusal that comes by then is told by the status of the reply.
 const FIRST_LINE: Duration = Duration::from_secs(1);
+
+/// How long a reader is left without a line. `tidefs` gives up after a minute.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 /// How long what may be over soon is waited for: most lists and evictions are of a few objects.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -136,7 +142,7 @@ pub(super) async fn answer<S: Serialize>(
         Ok(None) => return Err(failed()),
         Err(_) => None,
     };
-    let body = Body::new(LinesBody { first, receiver });
+    let body = Body::new(LinesBody::new(first, receiver));
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response())
 }
 
@@ -153,10 +159,34 @@ fn line<T: Serialize>(event: &T) -> Bytes {
     line.into()
 }
 
-/// A body that is what comes out of a channel.
+/// A body that is what comes out of a channel, and a sign of life where nothing does for long.
 struct LinesBody {
     first: Option<Bytes>,
     receiver: mpsc::Receiver<Result<Bytes, ApiError>>,
+    /// Ends when the reader has heard nothing for too long.
+    silence: Pin<Box<Sleep>>,
+}
+
+impl LinesBody {
+    /// Needs a runtime around it.
+    fn new(first: Option<Bytes>, receiver: mpsc::Receiver<Result<Bytes, ApiError>>) -> Self {
+        Self { first, receiver, silence: Box::pin(tokio::time::sleep(SILENCE_MAX)) }
+    }
+
+    /// The next line, `None` after the last one.
+    fn poll_line(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(first));
+        }
+        match self.receiver.poll_recv(context) {
+            Poll::Ready(told) => Poll::Ready(
+                told.map(|told| told.unwrap_or_else(|error| line(&Event::<(), ()>::Error(error)))),
+            ),
+            Poll::Pending => {
+                self.silence.as_mut().poll(context).map(|()| Some(Bytes::from_static(ALIVE.as_bytes())))
+            }
+        }
+    }
 }
 
 impl HttpBody for LinesBody {
@@ -167,12 +197,41 @@ impl HttpBody for LinesBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        if let Some(first) = self.first.take() {
-            return Poll::Ready(Some(Ok(Frame::data(first))));
-        }
-        self.receiver.poll_recv(context).map(|told| {
-            let told = told?;
-            Some(Ok(Frame::data(told.unwrap_or_else(|error| line(&Event::<(), ()>::Error(error))))))
+        self.poll_line(context).map(|line| {
+            self.silence.as_mut().reset(Instant::now() + SILENCE_MAX);
+            line.map(|line| Ok(Frame::data(line)))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use super::*;
+
+    async fn next(body: &mut LinesBody) -> Option<Bytes> {
+        let frame = poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await?;
+        frame.unwrap().into_data().ok()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_is_told_that_it_goes_on_where_nothing_else_is_told_for_long() {
+        let (sender, receiver) = mpsc::channel(LINES_MAX);
+        let mut body = LinesBody::new(Some(Bytes::from_static(b"first\n")), receiver);
+        let began = Instant::now();
+        assert_eq!(next(&mut body).await.unwrap(), "first\n");
+        for seconds in [10, 20] {
+            assert_eq!(next(&mut body).await.unwrap(), ALIVE);
+            assert_eq!(began.elapsed().as_secs(), seconds);
+        }
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        sender.send(Ok(Bytes::from_static(b"part\n"))).await.unwrap();
+        assert_eq!(next(&mut body).await.unwrap(), "part\n");
+        assert_eq!(began.elapsed().as_secs(), 25, "at once");
+        assert_eq!(next(&mut body).await.unwrap(), ALIVE);
+        assert_eq!(began.elapsed().as_secs(), 35, "ten seconds after the last line");
+        drop(sender);
+        assert!(next(&mut body).await.is_none());
     }
 }

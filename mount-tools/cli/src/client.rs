@@ -24,7 +24,7 @@ use crate::next_step::pointed;
 /// Time for an answer; the daemon gives up after 30 s itself.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(40);
 
-/// Time between two lines of a long answer; the daemon sends one a second.
+/// Time between two lines of a long answer; the daemon sends one every ten seconds at least, whatever it waits for.
 const LINE_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Longest line of an answer: the summary of a verification names up to 1000 keys.

@@ -4,6 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::ApiError;
 
+/// A line that says that the work goes on, where there is nothing else to say for ten seconds: a reader may take a daemon for stuck
+/// that says nothing for longer. To [`Event`] it is one of the lines that are not known, which readers pass by.
+pub const ALIVE: &str = "{\"event\":\"alive\"}\n";
+
 /// One line of such an answer. The last line is a [`Event::Summary`] or an [`Event::Error`]; an answer that ends otherwise
 /// was cut off. What goes wrong before anything was told is told by the status of the reply instead, with an
 /// [`crate::ErrorBody`].
@@ -18,13 +22,14 @@ pub enum Event<P, S> {
     Summary(S),
     /// It was given up.
     Error(ApiError),
-    /// A line that this version does not know.
+    /// A line that this version does not know, or [`ALIVE`].
     #[serde(other)]
     Other,
 }
 
 #[cfg(test)]
 mod tests {
+    use super::ALIVE;
     use crate::{VerifyEvent, VerifyProgress};
     use tidefs_engine::types::ObjectCount;
 
@@ -37,6 +42,8 @@ mod tests {
             line,
             r#"{"event":"progress","checked":3,"passed_by":0,"total":9,"checked_bytes":0,"corrupt":0}"#
         );
-        assert_eq!(serde_json::from_str::<VerifyEvent>(r#"{"event":"new"}"#).unwrap(), VerifyEvent::Other);
+        for unknown in [r#"{"event":"new"}"#, ALIVE] {
+            assert_eq!(serde_json::from_str::<VerifyEvent>(unknown).unwrap(), VerifyEvent::Other);
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Commands that change the disks of the SSD tier: what they ask, and what they say of how long it lasts.
 
 use serde_json::json;
+use tidefs_control_api::event::ALIVE;
 use tidefs_control_api::{ApiError, ErrorBody, ErrorCode, Status};
 
 use crate::fake_daemon::FakeDaemon;
@@ -44,6 +45,16 @@ fn the_next_step_after_a_drain_can_be_typed_as_it_stands() {
     let options = format!("--mount {} --state-dir {}", host.mount_dir().display(), other.display());
     let wanted = format!(r"`tidefs tier remove '/mnt/it'\''s' {options}` takes it out");
     assert!(ended.code == 0 && ended.stdout.contains(&wanted), "{ended:?}");
+}
+
+#[test]
+fn signs_of_life_between_the_lines_of_a_drain_are_passed_by() {
+    let host = Host::new();
+    let line = |event: &str, moved: u64| json!({"event": event, "moved": moved, "left": 2 - moved});
+    let lines = format!("{}\n{ALIVE}{ALIVE}{}\n", line("progress", 1), line("summary", 2));
+    let _daemon = FakeDaemon::serve_text(&host, [("POST /v1/tier/drain", 200, lines)]);
+    let drained = host.run("tier drain /mnt/nvme0/tidefs --json");
+    assert_eq!((drained.code, &drained.json()["moved"]), (0, &json!(2)), "{drained:?}");
 }
 
 #[test]
