@@ -4,10 +4,13 @@ use crate::lexer::Lexed;
 use crate::{Problem, expect_tidy, tree};
 
 /// Files beside `ffi.rs` and `memory/` that may hold `unsafe`, each with its reason.
-const ALLOWED: &[(&str, &str)] = &[(
-    "src/tier/eviction/memory_tests.rs",
-    "the counting allocator that measures what an order of eviction costs",
-)];
+const ALLOWED: &[(&str, &str)] = &[
+    (
+        "src/tier/eviction/memory_tests.rs",
+        "the counting allocator that measures what an order of eviction costs",
+    ),
+    ("src/cluster/pulling.rs", "the word that nobody writes to what has arrived: it is hashed where it lies"),
+];
 
 /// Folders whose whole matter is a foreign interface, each with its reason.
 const FOREIGN: &[(&str, &str)] = &[
