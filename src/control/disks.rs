@@ -50,14 +50,14 @@ pub(super) fn check_outside_of_mount(path: &str, mount_dir: &Path) -> Result<(),
 fn refusal(path: &str, error: &ChangeError) -> ApiError {
     let (code, next) = match error {
         ChangeError::Unusable(Unusable::Missing) => {
-            (ErrorCode::NotFound, "make the directory, or attach the device")
+            (ErrorCode::UnknownName, "make the directory, or attach the device")
         }
         ChangeError::Unusable(_) => (ErrorCode::Conflict, "mend that, or name another directory or device"),
         ChangeError::TooMuch { .. } => (
             ErrorCode::BadRequest,
             "ask for less of it, or for none: then it is as much as is said in `tidefs tier add --help`",
         ),
-        ChangeError::Unknown => (ErrorCode::NotFound, "`tidefs tier status` lists them"),
+        ChangeError::Unknown => (ErrorCode::UnknownName, "`tidefs tier status` lists them"),
         ChangeError::InUse => {
             (ErrorCode::Conflict, "one that is leaving can be added again when it was removed")
         }

@@ -47,7 +47,7 @@ fn member(cluster: &Cluster, text: &str) -> Result<MemberId, ApiError> {
     match called.as_slice() {
         [one] => Ok(*one),
         [] => identified().ok_or_else(|| {
-            ApiError::new(ErrorCode::NotFound, format!("no member is called `{text}`"))
+            ApiError::new(ErrorCode::UnknownName, format!("no member is called `{text}`"))
                 .next_step("`tidefs members` lists them")
         }),
         _ => {

@@ -205,7 +205,7 @@ async fn drain_disk(
 }
 
 async fn no_route(request: Request) -> Refusal {
-    ApiError::new(ErrorCode::NotFound, format!("no route {}", request.uri().path()))
+    ApiError::new(ErrorCode::NoRoute, format!("no route {}", request.uri().path()))
         .next_step("the tools and the daemon may be of different versions: compare `tidefs --version`")
         .into()
 }

@@ -283,6 +283,13 @@ fn a_key_that_is_not_here_is_404_with_the_next_step() {
 }
 
 #[test]
+fn a_route_that_is_not_there_is_not_told_of_like_a_key() {
+    let fixture = serve();
+    let (status, error) = fixture.json("GET", "/v1/later?path=ns/key", "");
+    assert_eq!((status, &error["error"]["code"]), (404, &json!("no_route")));
+}
+
+#[test]
 fn garbage_gets_400_or_nothing_and_the_next_caller_is_served() {
     let fixture = serve();
     for garbage in

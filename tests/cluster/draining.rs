@@ -132,7 +132,7 @@ fn what_cannot_drain_says_why_and_what_to_do() {
         alone.errors
     );
     let error = json(&drain(&hosts, 0, &["host-7", "--json"]));
-    assert_eq!(error["error"]["code"], "not_found", "{error}");
+    assert_eq!(error["error"]["code"], "unknown_name", "{error}");
 }
 
 #[test]

@@ -107,6 +107,8 @@ mod tests {
     fn the_daemons_refusals_have_exit_codes() {
         let exit = |code| CliError::from(ApiError::new(code, "m")).exit;
         assert_eq!(exit(ErrorCode::NotFound), Exit::NotFound);
+        assert_eq!(exit(ErrorCode::NoRoute), Exit::Failed, "scripts take 4 for a miss");
+        assert_eq!(exit(ErrorCode::UnknownName), Exit::Failed);
         assert_eq!(exit(ErrorCode::BadRequest), Exit::Usage);
         assert_eq!(exit(ErrorCode::Timeout), Exit::Failed);
         assert_eq!(CliError::from(ApiError::new(ErrorCode::Conflict, "m")).code, "conflict");

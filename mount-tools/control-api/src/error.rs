@@ -10,8 +10,12 @@ pub enum ErrorCode {
     BadRequest,
     /// The caller is neither root nor the daemon's own user.
     Forbidden,
-    /// No such object, directory or route.
+    /// No such object or directory in the cache. Nothing else is told by it: programs take it for a miss.
     NotFound,
+    /// No such route: the caller is of a later version, or mistaken.
+    NoRoute,
+    /// No disk, and no member, is called so.
+    UnknownName,
     /// The method does not fit the route.
     MethodNotAllowed,
     /// The daemon did not come to an answer in time.
@@ -34,7 +38,7 @@ impl ErrorCode {
         match self {
             Self::BadRequest => 400,
             Self::Forbidden => 403,
-            Self::NotFound => 404,
+            Self::NotFound | Self::NoRoute | Self::UnknownName => 404,
             Self::MethodNotAllowed => 405,
             Self::Timeout => 504,
             Self::Conflict => 409,

@@ -99,6 +99,24 @@ fn a_next_step_names_the_whole_path() {
 }
 
 #[test]
+fn what_a_daemon_does_not_know_is_no_missing_object() {
+    let host = Host::new();
+    let route = ApiError::new(ErrorCode::NoRoute, "no route /v1/where")
+        .next_step("the tools and the daemon may be of different versions: compare `tidefs --version`");
+    let disk = ApiError::new(ErrorCode::UnknownName, "/mnt/nvme7: no such disk");
+    let refused = |error: ApiError| value(&ErrorBody { error });
+    let _daemon = FakeDaemon::serve(
+        &host,
+        &[("GET /v1/where", 404, refused(route)), ("POST /v1/tier/remove", 404, refused(disk))],
+    );
+    let ended = host.run("where ns/small");
+    assert_eq!(ended.code, 1, "{ended:?}");
+    assert!(ended.stderr.contains("different versions") && !ended.stderr.contains("tidefs why"), "{ended:?}");
+    let ended = host.run("tier remove /mnt/nvme7 --json");
+    assert_eq!((ended.code, &ended.json()["error"]["code"]), (1, &json!("unknown_name")), "{ended:?}");
+}
+
+#[test]
 fn a_next_step_looks_where_the_command_looked() {
     let host = Host::new();
     let (dir, other) = (host.mount_dir(), host.path().join("other"));
