@@ -12,7 +12,8 @@ use tidefs_control_api::{
 };
 use tidefs_engine::types::{ByteCount, ObjectCount};
 
-use super::operations::{bytes_of, refusal};
+use super::operations::bytes_of;
+use super::refusal::refusal;
 use crate::datapath::{Datapath, EvictionProgress, Obstacle, OperatorEviction};
 
 /// How often an eviction reports.

@@ -9,7 +9,8 @@ use tidefs_control_api::{
 };
 use tidefs_engine::types::ObjectCount;
 
-use super::operations::{bytes_of, pin, refusal, stamp, tier};
+use super::operations::{bytes_of, pin, stamp, tier};
+use super::refusal::refusal;
 use crate::datapath::{Datapath, NodeFacts, Order};
 
 /// See [`super::Operations::list`].

@@ -25,6 +25,7 @@ mod handlers;
 mod list;
 mod metrics;
 mod operations;
+mod refusal;
 mod server;
 mod settings;
 mod ssd;
@@ -107,7 +108,7 @@ pub trait Operations: fmt::Debug + Send + Sync + 'static {
     /// Pins or frees an object or directory. `request.validate()` does not fail.
     ///
     /// # Errors
-    /// [`ApiError::no_object`].
+    /// [`ApiError::no_object`]; there is no room to bring an object from its disk; the members of the cluster cannot agree.
     fn pin(&self, request: &PinRequest) -> Result<Pinned, ApiError>;
 
     /// Compares the bytes of all objects at and below the path of a request (all, if absent) with their checksums.

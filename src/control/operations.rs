@@ -17,8 +17,9 @@ use tidefs_engine::types::{ByteCount, ObjectCount};
 
 use super::Operations;
 use super::facts::{AddDisk, DaemonFacts, Joining};
+use super::refusal::{internal, refusal};
 use crate::config::Effective;
-use crate::datapath::{self, ClusterSide, Datapath, Error, Fate, Kind, UNKNOWN_WRITERS};
+use crate::datapath::{self, ClusterSide, Datapath, Fate, Kind, UNKNOWN_WRITERS};
 use crate::namespace::time_of;
 use crate::telemetry;
 use crate::tier::memory;
@@ -124,18 +125,6 @@ impl DaemonOperations {
             all.push(format!("this host serves alone, it has not joined its cluster yet: {reason}"));
         }
         (memory, all)
-    }
-}
-
-fn internal(error: &Error) -> ApiError {
-    ApiError::new(ErrorCode::Internal, error.to_string())
-}
-
-pub(super) fn refusal(path: &KeyPath, error: &Error) -> ApiError {
-    match error {
-        Error::NoObject | Error::Stale => ApiError::no_object(path),
-        Error::Invalid(_) | Error::Unsupported(_) => ApiError::new(ErrorCode::BadRequest, error.to_string()),
-        other => internal(other),
     }
 }
 

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use tidefs_control_api::{ApiError, ErrorCode, KeyPath, Tier, VerifyProgress, VerifyRequest, VerifySummary};
 use tidefs_engine::types::{ByteCount, ObjectCount};
 
-use super::operations::{bytes_of, refusal};
+use super::operations::bytes_of;
+use super::refusal::refusal;
 use crate::datapath::{self, Datapath};
 use crate::namespace::Ino;
 

@@ -20,11 +20,11 @@ pub enum ErrorCode {
     MethodNotAllowed,
     /// The daemon did not come to an answer in time.
     Timeout,
-    /// The state of the object does not permit it: open for writing, in use, pinned.
+    /// The state of the object does not permit it, or that of the cache: open for writing, in use, pinned, no room.
     Conflict,
     /// The request is larger than the daemon reads.
     TooLarge,
-    /// The daemon is stopping, or does too much of this at once.
+    /// The daemon is stopping, does too much of this at once, or another member or the coordinator is away.
     Unavailable,
     /// A fault of the daemon; its log says more.
     #[serde(other)]
