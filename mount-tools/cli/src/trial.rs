@@ -1,8 +1,8 @@
-//! Daemons of a trial or a bench, which have nothing to do with those that this host is configured for.
-//!
-//! Without this they would join its cluster, and write to its disks.
+//! What a trial and a bench have in common: daemons that have nothing to do with those that this host is configured for, which
+//! would join its cluster and write to its disks, and that they end with their terminal.
 
 use std::ffi::OsStr;
+use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 use std::process::Command;
 
@@ -21,6 +21,14 @@ pub(crate) fn set_apart(command: &mut Command) {
 fn is_of_this_host(variable: &OsStr) -> bool {
     let rest = variable.as_bytes().strip_prefix(b"TIDEFS_");
     rest.is_some_and(|rest| !rest.starts_with(b"TEST_"))
+}
+
+/// Whether this process was started to go on without its terminal, as by nohup(1). To be asked before SIGHUP is handled.
+pub(crate) fn ignores_hangup() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    // Signal 1 has the lowest bit.
+    ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
 }
 
 #[cfg(test)]

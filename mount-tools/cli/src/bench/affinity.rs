@@ -4,6 +4,7 @@
 //! do. *Pinned* takes that out: with one client thread, the client and every thread of the daemon share one
 //! CPU; with n, client thread i has CPU i and the daemon has those n. *Free* leaves it to the scheduler.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io;
 
@@ -11,6 +12,7 @@ use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use serde::Serialize;
 
+use super::cleanup::Change;
 use super::error::Error;
 
 /// Where threads may run.
@@ -48,10 +50,10 @@ fn place(thread: Pid, cpus: &[usize]) -> io::Result<()> {
     Ok(sched_setaffinity(thread, &set)?)
 }
 
-/// Threads of daemons that were moved, and where they come back to when this is dropped.
+/// Daemons whose threads were moved, and come back when this is dropped or a signal ends the bench.
 #[derive(Debug, Default)]
 pub(crate) struct PinnedDaemons {
-    before: Vec<(Pid, CpuSet)>,
+    _changes: Vec<Change>,
 }
 
 impl PinnedDaemons {
@@ -60,28 +62,41 @@ impl PinnedDaemons {
     /// # Errors
     /// When the threads of a daemon cannot be listed or moved.
     pub(crate) fn pin(daemons: &[Pid], cpus: &[usize]) -> Result<Self, Error> {
-        let mut pinned = Self::default();
-        for daemon in daemons {
-            let action = || Error::system::<io::Error>(format!("pin the threads of process {daemon}"));
-            for entry in fs::read_dir(format!("/proc/{daemon}/task")).map_err(action())? {
-                let name = entry.map_err(action())?.file_name();
-                let Some(thread) = name.to_str().and_then(|name| name.parse().ok()).map(Pid::from_raw) else {
-                    continue;
-                };
-                let before = sched_getaffinity(thread).map_err(io::Error::from).map_err(action())?;
-                place(thread, cpus).map_err(action())?;
-                pinned.before.push((thread, before));
-            }
-        }
-        Ok(pinned)
+        let pin = |daemon: &Pid| {
+            pin_one(*daemon, cpus).map_err(Error::system(format!("pin the threads of process {daemon}")))
+        };
+        Ok(Self { _changes: daemons.iter().map(pin).collect::<Result<_, _>>()? })
     }
 }
 
-impl Drop for PinnedDaemons {
-    fn drop(&mut self) {
-        for (thread, before) in &self.before {
+fn pin_one(daemon: Pid, cpus: &[usize]) -> io::Result<Change> {
+    let mut before = HashMap::new();
+    for thread in threads_of(daemon)? {
+        before.insert(thread, sched_getaffinity(thread)?);
+    }
+    let threads: Vec<Pid> = before.keys().copied().collect();
+    Change::make(
+        || threads.into_iter().try_for_each(|thread| place(thread, cpus)),
+        move || put_back(daemon, &before),
+    )
+}
+
+fn threads_of(process: Pid) -> io::Result<Vec<Pid>> {
+    let mut threads = Vec::new();
+    for entry in fs::read_dir(format!("/proc/{process}/task"))? {
+        let name = entry?.file_name();
+        threads.extend(name.to_str().and_then(|name| name.parse().ok()).map(Pid::from_raw));
+    }
+    Ok(threads)
+}
+
+/// Lets the threads that `daemon` has now run where it let them `before`.
+fn put_back(daemon: Pid, before: &HashMap<Pid, CpuSet>) {
+    for thread in threads_of(daemon).unwrap_or_default() {
+        // One that was started meanwhile is where its maker was. It has the place of the first.
+        if let Some(place) = before.get(&thread).or_else(|| before.get(&daemon)) {
             // A thread that is gone needs no CPU.
-            let _ = sched_setaffinity(*thread, before);
+            let _ = sched_setaffinity(thread, place);
         }
     }
 }
@@ -104,5 +119,18 @@ mod tests {
         assert_eq!(sched_getaffinity(pid).unwrap(), before);
         child.kill().unwrap();
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_thread_that_was_started_meanwhile_comes_back_too() {
+        let (process, first) = (Pid::this(), sched_getaffinity(Pid::this()).unwrap());
+        let cpu = allowed_cpus().unwrap()[0];
+        let moved = std::thread::spawn(move || {
+            place_this_thread(&[cpu]).unwrap();
+            // Of the threads of this process the first alone was known.
+            put_back(process, &HashMap::from([(process, first)]));
+            sched_getaffinity(Pid::from_raw(0)).unwrap()
+        });
+        assert_eq!(moved.join().unwrap(), first);
     }
 }

@@ -8,7 +8,8 @@
 //!
 //! Invariants
 //! - What a bench mounts and starts goes away with it: its mounts live in a mount namespace of its own, and a
-//!   daemon it started is told to stop when the bench dies. Ctrl-C and SIGTERM take its directories along (`cleanup`).
+//!   daemon it started is told to stop when the bench dies. Ctrl-C, SIGTERM and SIGHUP take its directories along, and undo
+//!   what it changed of others (`cleanup`).
 //! - Progress goes to stderr, results to stdout, so that a pipe sees results only.
 
 mod affinity;

@@ -26,6 +26,7 @@ use crate::error::{CliError, Exit};
 use crate::launch::{Launch, value_of};
 use crate::locate;
 use crate::output::{Output, shown, tell};
+use crate::trial::ignores_hangup;
 
 /// How long etcd may take until it answers.
 const ETCD_START: Duration = Duration::from_secs(20);
@@ -96,14 +97,6 @@ impl End {
     async fn is_wanted(&mut self) -> bool {
         tokio::time::timeout(LOOK, self.wait()).await.is_ok()
     }
-}
-
-/// Whether this process was started to go on without its terminal, as by nohup(1).
-fn ignores_hangup() -> bool {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    // Signal 1 has the lowest bit.
-    ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
 }
 
 /// One daemon.

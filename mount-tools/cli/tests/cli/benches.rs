@@ -1,8 +1,8 @@
 //! What a bench prints for programs, and what is left of one that is ended half-way.
 
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -28,30 +28,62 @@ fn is_empty(directory: &Path) -> bool {
     std::fs::read_dir(directory).unwrap().next().is_none()
 }
 
+fn temporary(host: &Host) -> PathBuf {
+    host.path().join("tmp")
+}
+
+/// A bench that waits for its daemon to mount, started by the program with arguments `under`, if there is one.
+fn start(host: &Host, under: &[&str]) -> Child {
+    let program = host.install("tidefs", SLOW);
+    let trace = host.path().join("trace");
+    std::fs::create_dir(temporary(host)).unwrap();
+    std::fs::write(&trace, "{\"hash_ids\": [1, 2]}\n").unwrap();
+    let mut command = match under.split_first() {
+        Some((first, rest)) => {
+            let mut command = Command::new(first);
+            command.args(rest).arg(&program);
+            command
+        }
+        None => Command::new(&program),
+    };
+    let bench = command
+        .args(["bench", "replay", "--capacity-objects", "10", "--object-size", "4KiB"])
+        .arg(&trace)
+        .env("TMPDIR", temporary(host))
+        .env("FAKE_NOTES", host.path().join("notes"))
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    until("the daemon starts", || host.notes().contains("started"));
+    bench
+}
+
+fn send(bench: &Child, signal: Signal) {
+    kill(Pid::from_raw(i32::try_from(bench.id()).unwrap()), signal).unwrap();
+}
+
 #[test]
 fn a_bench_that_a_signal_ends_leaves_no_directory_and_no_daemon() {
-    for (signal, code) in [(Signal::SIGINT, 130), (Signal::SIGTERM, 143)] {
+    for (signal, code) in [(Signal::SIGINT, 130), (Signal::SIGTERM, 143), (Signal::SIGHUP, 129)] {
         let host = Host::new();
-        let program = host.install("tidefs", SLOW);
-        let (temporary, trace) = (host.path().join("tmp"), host.path().join("trace"));
-        std::fs::create_dir(&temporary).unwrap();
-        std::fs::write(&trace, "{\"hash_ids\": [1, 2]}\n").unwrap();
-        let mut bench = Command::new(&program)
-            .args(["bench", "replay", "--capacity-objects", "10", "--object-size", "4KiB"])
-            .arg(&trace)
-            .env("TMPDIR", &temporary)
-            .env("FAKE_NOTES", host.path().join("notes"))
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        until("the daemon starts", || host.notes().contains("started"));
+        let mut bench = start(&host, &[]);
+        let temporary = temporary(&host);
         assert!(!is_empty(&temporary), "the bench works in a directory of its own");
-        kill(Pid::from_raw(i32::try_from(bench.id()).unwrap()), signal).unwrap();
+        send(&bench, signal);
         let ended = bench.wait().unwrap();
         assert_eq!((ended.code(), ended.signal()), (Some(code), None));
         assert!(is_empty(&temporary), "its directory stays after {signal}");
         assert!(host.notes().contains("stopped"), "it ends before its daemon: {}", host.notes());
     }
+}
+
+#[test]
+fn a_bench_that_was_started_to_outlive_its_terminal_does() {
+    let host = Host::new();
+    let mut bench = start(&host, &["sh", "-c", "trap '' HUP; exec \"$0\" \"$@\""]);
+    send(&bench, Signal::SIGHUP);
+    send(&bench, Signal::SIGTERM);
+    assert_eq!(bench.wait().unwrap().code(), Some(143), "it ended by the first of the two");
 }
 
 #[test]

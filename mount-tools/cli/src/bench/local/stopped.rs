@@ -1,8 +1,8 @@
 //! Reads of open objects while the daemon is stopped: the proof that the kernel alone serves them.
 //!
 //! Invariants
-//! - Whatever happens, the daemon runs again: when the guard is dropped, and after [`STOPPED_MAX`] in any case,
-//!   so that a call that did need the daemon ends in an error here and not in a hang.
+//! - The daemon runs again: when the guard is dropped, when a signal ends the bench, and after [`STOPPED_MAX`] in any
+//!   case, so that a call that did need the daemon ends in an error here and not in a hang. Only SIGKILL leaves it stopped.
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -17,6 +17,7 @@ use super::object::{self, ObjectSet};
 use super::throughput::buffers_for;
 use super::worker::{Buffers, Work, Worker, timed};
 use super::{Bench, Shape};
+use crate::bench::cleanup::Change;
 use crate::bench::error::Error;
 use crate::bench::ffi::ReadMapping;
 use crate::bench::report::{Row, Target};
@@ -28,9 +29,9 @@ const OBJECTS: usize = 128;
 /// Their size.
 const SIZE: usize = 1 << 20;
 
-/// A stopped process that goes on when this is dropped, or when it was stopped for too long.
+/// A stopped process that goes on when this is dropped, when a signal ends the bench, or when it was stopped for too long.
 struct Stopped {
-    pid: Pid,
+    _change: Change,
     /// Dropping the sender ends the watchdog.
     _watchdog: mpsc::Sender<()>,
 }
@@ -38,22 +39,21 @@ struct Stopped {
 impl Stopped {
     fn stop(pid: Pid) -> Result<Self, Error> {
         let (sender, watchdog) = mpsc::channel::<()>();
-        kill(pid, Signal::SIGSTOP).map_err(Error::system(format!("stop process {pid}")))?;
+        let change = Change::make(|| kill(pid, Signal::SIGSTOP), move || go_on(pid))
+            .map_err(Error::system(format!("stop process {pid}")))?;
         thread::spawn(move || {
             if watchdog.recv_timeout(STOPPED_MAX) == Err(mpsc::RecvTimeoutError::Timeout) {
                 eprintln!("tidefs bench: a read waited for the stopped daemon, which goes on now");
-                // The process cannot be another one: it is a child or the server of the mount under test.
-                let _ = kill(pid, Signal::SIGCONT);
+                go_on(pid);
             }
         });
-        Ok(Self { pid, _watchdog: sender })
+        Ok(Self { _change: change, _watchdog: sender })
     }
 }
 
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        let _ = kill(self.pid, Signal::SIGCONT);
-    }
+/// Has a stopped process go on. One that runs does not notice.
+fn go_on(pid: Pid) {
+    let _ = kill(pid, Signal::SIGCONT);
 }
 
 /// Reads open files and mappings while `daemon` is stopped, and returns a row for each.

@@ -10,6 +10,7 @@ use std::process::Command;
 use serde::Deserialize;
 use tidefs_engine::types::ByteCount;
 
+use crate::bench::cleanup::Change;
 use crate::bench::error::Error;
 
 const NR_HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
@@ -148,10 +149,11 @@ fn reached_in(text: &str, pattern: Pattern) -> Option<Reached> {
     (side.bw_bytes > 0.0).then_some(Reached { rate: side.bw_bytes / 1e9, latency_us: median_ns / 1e3 })
 }
 
-/// Huge pages that stay free for fio, as many as were there before when this is dropped.
+/// Huge pages that stay free for fio, as many as were there before when this is dropped or a signal ends the bench.
 #[derive(Debug)]
 struct HugePages {
-    before: Option<u64>,
+    /// `None` when enough were free.
+    _more: Option<Change>,
 }
 
 impl HugePages {
@@ -159,29 +161,25 @@ impl HugePages {
         let path = Path::new(NR_HUGE_PAGES);
         let free = free_huge_pages(&fs::read_to_string("/proc/meminfo").unwrap_or_default());
         if free >= pages {
-            return Ok(Self { before: None });
+            return Ok(Self { _more: None });
         }
         let before = fs::read_to_string(path).map_err(Error::file("read", path))?;
         let before: u64 = before.trim().parse().unwrap_or(0);
-        let reserved = Self { before: Some(before) };
-        fs::write(path, (before + pages - free).to_string()).map_err(Error::file("write", path))?;
+        let take = || fs::write(path, (before + pages - free).to_string());
+        let more = Change::make(take, move || set_back(before)).map_err(Error::file("write", path))?;
         let free = free_huge_pages(&fs::read_to_string("/proc/meminfo").unwrap_or_default());
         if free < pages {
             let what =
                 format!("{free} of {pages} huge pages of 2 MiB are to be had for fio: free some memory");
             return Err(Error::Invalid(what));
         }
-        Ok(reserved)
+        Ok(Self { _more: Some(more) })
     }
 }
 
-impl Drop for HugePages {
-    fn drop(&mut self) {
-        if let Some(before) = self.before
-            && let Err(error) = fs::write(NR_HUGE_PAGES, before.to_string())
-        {
-            eprintln!("tidefs bench: vm.nr_hugepages was {before} and could not be set back: {error}");
-        }
+fn set_back(before: u64) {
+    if let Err(error) = fs::write(NR_HUGE_PAGES, before.to_string()) {
+        eprintln!("tidefs bench: vm.nr_hugepages was {before} and could not be set back: {error}");
     }
 }
 
