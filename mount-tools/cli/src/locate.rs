@@ -5,14 +5,18 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::UnixStream;
 use std::path::{Component, Path, PathBuf};
 
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use tidefs_control_api::KeyPath;
 use tidefs_control_api::answer::Answer;
 use tidefs_control_api::instance::{Instance, StateDir, state_dir_of_environment};
 use tidefs_control_api::lock::{self, Daemon};
 use tidefs_control_api::mounts::{Mount, MountTable};
 use tidefs_control_api::shell::{self, quoted};
+use tidefs_control_api::socket::SocketAddress;
 
 use crate::args::{Common, Select, Spelling};
 use crate::client::Client;
@@ -58,6 +62,14 @@ pub(crate) fn resolve(table: &MountTable, path: &Path) -> Result<PathBuf, CliErr
 pub(crate) fn probe(instance: &Instance) -> Result<Daemon, CliError> {
     let path = instance.lock();
     lock::probe(&path).map_err(|error| CliError::system(format!("cannot read {}", path.display()), &error))
+}
+
+/// Who listens on the admin socket, by the number that the kernel gives it for this process: 0 when it has none here. `None`
+/// where nobody listens, as while a daemon starts.
+pub(crate) fn listener(instance: &Instance) -> Option<i32> {
+    let address = SocketAddress::new(&instance.control_socket()).ok()?;
+    let stream = UnixStream::connect(address.path()).ok()?;
+    getsockopt(&stream, PeerCredentials).ok().map(|credentials| credentials.pid())
 }
 
 /// Why the daemon of `mount`, of which `state` has no record, cannot be reached by `caller`, a user id.

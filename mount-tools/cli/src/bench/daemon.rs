@@ -19,11 +19,14 @@ use clap::Args;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tidefs_control_api::Status;
+use tidefs_control_api::instance::{Instance, STATE_DIR_VARIABLE, StateDir, state_dir_of_environment};
+use tidefs_control_api::mounts::MountTable;
 use tidefs_engine::types::ByteCount;
 
 use super::cleanup::{Directory, Program};
 use super::error::Error;
 use super::{ffi, machine, mount};
+use crate::locate;
 use crate::trial::set_apart;
 
 /// How long a daemon may take until its mount answers.
@@ -227,18 +230,46 @@ fn metric_in(text: &str, name: &str) -> Option<f64> {
         .reduce(|sum, value| sum + value)
 }
 
-/// The daemon of a mount that the bench did not start, from its `.tidefs/status`.
+/// What the daemon of a mount that the bench did not start says of itself.
 ///
 /// # Errors
-/// When the status cannot be read or names no process.
-pub(crate) fn pid_of_mount(mount: &Path) -> Result<Pid, Error> {
+/// When it is no mount of tidefs.
+pub(crate) fn status_of(mount: &Path) -> Result<Status, Error> {
     let path = mount.join(".tidefs/status");
     let text = fs::read_to_string(&path).map_err(Error::file("read the status", &path))?;
-    let status: Status = serde_json::from_str(&text)
-        .map_err(|error| Error::Invalid(format!("{} is not a status: {error}", path.display())))?;
-    // A status without the field has the default, and no process has that number.
-    let pid = i32::try_from(status.pid).ok().filter(|pid| *pid > 0);
-    pid.map(Pid::from_raw).ok_or_else(|| Error::Invalid(format!("{} names no process", path.display())))
+    serde_json::from_str(&text)
+        .map_err(|error| Error::Invalid(format!("{} is not a status: {error}", path.display())))
+}
+
+/// The process that serves a mount which the bench did not start, for who is to stop or move it.
+///
+/// # Errors
+/// Unless it is known for sure: what a status says is the number in the daemon's own pid namespace, which may be that of
+/// another process here.
+pub(crate) fn pid_of_mount(mount: &Path, status: &Status) -> Result<Pid, Error> {
+    let dir = MountTable::read().and_then(|table| table.resolve(mount));
+    let dir = dir.map_err(Error::file("find the mount", mount))?;
+    let state = match state_dir_of_environment() {
+        Some(named) => StateDir::new(named),
+        None => StateDir::of_this_user().map_err(|error| Error::Argument(error.to_string()))?,
+    };
+    let instance = state.instance(&dir);
+    known_daemon(&instance, status.pid).ok_or_else(|| {
+        Error::Argument(format!(
+            "process {} is not known to serve {}: nothing is stopped or pinned that does not listen on {}; name its state \
+             directory with {STATE_DIR_VARIABLE}, run this in its pid namespace, or leave out --pinned, --both and \
+             --stop-daemon",
+            status.pid,
+            dir.display(),
+            instance.control_socket().display(),
+        ))
+    })
+}
+
+/// The process `pid`, if it is the one that listens on the admin socket of `instance`.
+fn known_daemon(instance: &Instance, pid: u32) -> Option<Pid> {
+    let pid = i32::try_from(pid).ok().filter(|pid| *pid > 1)?;
+    (locate::listener(instance) == Some(pid)).then(|| Pid::from_raw(pid))
 }
 
 /// Anonymous memory of a process: what a daemon needs beyond the bytes of its objects, which are shared memory.
@@ -265,6 +296,19 @@ mod tests {
                     tidefs_copied_bytes_total_created 9\n# EOF\n";
         assert_eq!(metric_in(text, "tidefs_copied_bytes_total"), Some(12.0));
         assert_eq!(metric_in(text, "tidefs_evictions_total"), None);
+    }
+
+    #[test]
+    fn a_process_that_does_not_listen_on_the_admin_socket_is_no_daemon() {
+        let directory = TempDir::new().unwrap();
+        let instance = StateDir::new(directory.path()).instance(Path::new("/mnt/kv"));
+        let own = std::process::id();
+        assert_eq!(known_daemon(&instance, own), None, "nobody listens");
+        fs::create_dir_all(instance.dir()).unwrap();
+        let _listener = std::os::unix::net::UnixListener::bind(instance.control_socket()).unwrap();
+        assert_eq!(known_daemon(&instance, own), Some(Pid::this()));
+        let parent = u32::try_from(Pid::parent().as_raw()).unwrap();
+        assert_eq!(known_daemon(&instance, parent), None, "as a daemon in a container may be numbered");
     }
 
     /// A program that behaves as `body` says.

@@ -6,20 +6,16 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
-use nix::sys::socket::getsockopt;
-use nix::sys::socket::sockopt::PeerCredentials;
 use nix::unistd::Pid;
 use serde_json::json;
 use tidefs_control_api::instance::{Instance, earlier_log};
 use tidefs_control_api::lock::{Daemon, InstanceLock, LockError};
 use tidefs_control_api::mounts;
-use tidefs_control_api::socket::SocketAddress;
 
 use crate::args::UmountArgs;
 use crate::error::{CliError, Exit};
@@ -120,7 +116,7 @@ fn stop(instance: &Instance, dir: &Path, timeout: Duration) -> Result<(), CliErr
 /// The lock is held by `pid` at this moment, so the process is the daemon and not one that inherited its number, unless the
 /// daemon runs in a container, where it has that number alone.
 fn terminate(instance: &Instance, dir: &Path, pid: u32) -> Result<(), CliError> {
-    if listener(instance).is_some_and(|listener| u32::try_from(listener) != Ok(pid)) {
+    if locate::listener(instance).is_some_and(|listener| u32::try_from(listener) != Ok(pid)) {
         let message = format!(
             "the daemon of {} runs in another pid namespace, as process {pid} of that",
             dir.display()
@@ -134,14 +130,6 @@ fn terminate(instance: &Instance, dir: &Path, pid: u32) -> Result<(), CliError> 
         Ok(()) | Err(Errno::ESRCH) => Ok(()),
         Err(error) => Err(CliError::system(format!("cannot stop process {pid}"), &error.into())),
     }
-}
-
-/// Who listens on the admin socket, by the number that the kernel gives it for this process: 0 when it has none here. `None`
-/// where nobody listens, as while a daemon starts.
-fn listener(instance: &Instance) -> Option<i32> {
-    let address = SocketAddress::new(&instance.control_socket()).ok()?;
-    let stream = UnixStream::connect(address.path()).ok()?;
-    getsockopt(&stream, PeerCredentials).ok().map(|credentials| credentials.pid())
 }
 
 /// Frees what an instance without a daemon keeps in memory, and removes its folder unless a later start needs more of it.

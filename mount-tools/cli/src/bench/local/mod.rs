@@ -6,7 +6,8 @@
 //!
 //! Limits: sizes are whole pages; a pinned row needs as many CPUs as it has client threads, and is left out with
 //! a note otherwise. The full cache, the mode without passthrough and the packed objects need daemons of their
-//! own, so they are left out, with a note, when `--mount` names a mount.
+//! own, so they are left out, with a note, when `--mount` names a mount. The daemon of such a mount serves others: it is
+//! pinned and stopped only at the operator's word.
 
 mod case;
 mod latency;
@@ -58,7 +59,7 @@ const NAMESPACE: &str = "bench";
     after_help = "Examples:\n  tidefs bench local\n  tidefs bench local --quick --sizes 1MiB --pinned\n  tidefs bench local --mount /mnt/kv --json local.json"
 )]
 pub(crate) struct LocalArgs {
-    /// A tidefs mount to measure. Default: the bench starts a daemon of its own and stops it.
+    /// A tidefs mount to measure, whose daemon is left as it is. Default: the bench starts a daemon of its own and stops it.
     #[arg(long, value_name = "DIR")]
     mount: Option<PathBuf>,
     /// Sizes of the objects.
@@ -70,15 +71,19 @@ pub(crate) struct LocalArgs {
     /// Numbers of client threads.
     #[arg(long, value_name = "THREADS", value_delimiter = ',', default_value = "1,2")]
     threads: Vec<u8>,
-    /// Only the table with daemon and client on one CPU.
+    /// Only the table with daemon and client on one CPU; with --mount it slows down all whom that daemon serves.
     #[arg(long, group = "placement")]
     pinned: bool,
     /// Only the table in which the scheduler places them.
     #[arg(long, group = "placement")]
     free: bool,
-    /// Both tables (the default).
+    /// Both tables: the default, but with --mount, where it is the one in which the scheduler places them.
     #[arg(long, group = "placement")]
     both: bool,
+    /// Stop the daemon of --mount while some samples are read, to prove that the kernel alone serves them; whoever else needs it
+    /// waits.
+    #[arg(long, requires = "mount")]
+    stop_daemon: bool,
     #[command(flatten)]
     pub(super) result: ResultArgs,
     /// A short run to look at, not to quote: smaller samples, at most 5 rounds, 50,000 packed objects.
@@ -147,8 +152,10 @@ impl Bench<'_> {
 struct Subject {
     /// Root of the mount.
     root: PathBuf,
-    /// Process that serves it.
+    /// Process that serves it, where the bench moves or stops that.
     pid: Option<Pid>,
+    /// Whether that process is stopped while some samples are read.
+    is_stopped: bool,
     /// A daemon with a small capacity.
     full: Option<Daemon>,
     /// A daemon that may not use passthrough.
@@ -156,7 +163,7 @@ struct Subject {
     /// The daemon of `root`, when the bench started it.
     _daemon: Option<Daemon>,
     /// The stand-in for a mount in a self-check.
-    _stand_in: Option<PrivateTmpfs>,
+    stand_in: Option<PrivateTmpfs>,
 }
 
 impl Subject {
@@ -164,21 +171,19 @@ impl Subject {
         let mut subject = Self {
             root: PathBuf::new(),
             pid: None,
+            is_stopped: false,
             full: None,
             direct: None,
             _daemon: None,
-            _stand_in: None,
+            stand_in: None,
         };
         if args.self_check {
             let stand_in = PrivateTmpfs::mount(BASELINE_SIZE)?;
             subject.root = stand_in.path().to_owned();
-            subject._stand_in = Some(stand_in);
+            subject.stand_in = Some(stand_in);
             notes.push("self-check: the mount is a second tmpfs".to_owned());
         } else if let Some(mount) = &args.mount {
-            mount.clone_into(&mut subject.root);
-            subject.pid = Some(daemon::pid_of_mount(mount)?);
-            let left_out = "the full cache, the mode without passthrough and the packed objects";
-            notes.push(format!("--mount: {left_out} are left out, they need daemons of their own"));
+            subject.take_as_it_is(args, mount, notes)?;
         } else {
             let binary = args.daemons.binary()?;
             let start = |capacity, more: &[&str]| {
@@ -189,11 +194,42 @@ impl Subject {
             let daemon = start(ROOMY, &[])?;
             subject.root = daemon.mount().to_owned();
             subject.pid = Some(daemon.pid());
+            subject.is_stopped = true;
             subject.full = Some(start(FULL, &[])?);
             subject.direct = Some(start(ROOMY, &["passthrough=never"])?);
             subject._daemon = Some(daemon);
         }
         Ok(subject)
+    }
+
+    /// Measures `mount`, whose daemon serves others, too.
+    fn take_as_it_is(
+        &mut self,
+        args: &LocalArgs,
+        mount: &Path,
+        notes: &mut Vec<String>,
+    ) -> Result<(), Error> {
+        mount.clone_into(&mut self.root);
+        let status = daemon::status_of(mount)?;
+        let left_out = "the full cache, the mode without passthrough and the packed objects";
+        notes.push(format!("--mount: {left_out} are left out, they need daemons of their own"));
+        let is_pinned = placements(args).contains(&Placement::Pinned);
+        if is_pinned || args.stop_daemon {
+            self.pid = Some(daemon::pid_of_mount(mount, &status)?);
+        }
+        if !is_pinned {
+            notes.push("--mount: pinned rows are left out, --both has them; they pin its daemon".to_owned());
+        }
+        self.is_stopped = args.stop_daemon && status.fuse.passthrough;
+        if args.stop_daemon && !self.is_stopped {
+            notes.push(
+                "reads from a stopped daemon are left out: without passthrough it serves each".to_owned(),
+            );
+        } else if !self.is_stopped {
+            notes
+                .push("--mount: reads from a stopped daemon are left out, --stop-daemon has them".to_owned());
+        }
+        Ok(())
     }
 
     fn pids(&self) -> Vec<Pid> {
@@ -274,11 +310,11 @@ fn measure_all(args: &LocalArgs, subject: &Subject, notes: &mut Vec<String>) -> 
         let shape = Shape { threads: 1, placement: *placement };
         let _pinned = place(&bench, subject, shape)?;
         rows.extend(latency::measure(&bench, shape)?);
-        if let Some(pid) = subject.pid {
+        if let Some(pid) = subject.pid.filter(|_| subject.is_stopped) {
             rows.extend(stopped::measure(&bench, shape, pid)?);
         }
     }
-    if subject.pid.is_some() {
+    if subject.stand_in.is_none() {
         let copied = copied_before.zip(copied_bytes(subject)?).map(|(before, after)| after - before);
         if copied.is_none() {
             notes.push(format!("the mount has no metric {COPIED_BYTES}"));
@@ -309,10 +345,12 @@ fn place(bench: &Bench, subject: &Subject, shape: Shape) -> Result<PinnedDaemons
 }
 
 fn placements(args: &LocalArgs) -> &'static [Placement] {
-    match (args.pinned, args.free) {
-        (true, _) => &[Placement::Pinned],
-        (_, true) => &[Placement::Free],
-        _ => &[Placement::Pinned, Placement::Free],
+    if args.pinned {
+        &[Placement::Pinned]
+    } else if args.free || (args.mount.is_some() && !args.both) {
+        &[Placement::Free]
+    } else {
+        &[Placement::Pinned, Placement::Free]
     }
 }
 
@@ -334,7 +372,7 @@ fn shapes(args: &LocalArgs, cpus: &[usize], notes: &mut Vec<String>) -> Result<V
 }
 
 fn copied_bytes(subject: &Subject) -> Result<Option<f64>, Error> {
-    if subject.pid.is_none() { Ok(None) } else { daemon::metric(&subject.root, COPIED_BYTES) }
+    if subject.stand_in.is_some() { Ok(None) } else { daemon::metric(&subject.root, COPIED_BYTES) }
 }
 
 fn copied_row(copied: Option<f64>) -> Row {
@@ -370,4 +408,32 @@ pub(in crate::bench) fn progress_bar(length: u64) -> ProgressBar {
         ProgressStyle::with_template("{elapsed_precise} [{bar:40}] {pos}/{len} {msg} (ends in {eta})")
             .expect("the template is constant and well-formed");
     ProgressBar::new(length).with_style(style.progress_chars("=> "))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct CommandLine {
+        #[command(flatten)]
+        args: LocalArgs,
+    }
+
+    fn parsed(line: &str) -> LocalArgs {
+        CommandLine::parse_from(std::iter::once("bench").chain(line.split_whitespace())).args
+    }
+
+    #[test]
+    fn the_daemon_of_a_mount_is_neither_pinned_nor_stopped_unless_asked_for() {
+        let both = [Placement::Pinned, Placement::Free];
+        assert_eq!(placements(&parsed("")), both);
+        assert_eq!(placements(&parsed("--mount /mnt/kv")), [Placement::Free]);
+        assert!(!parsed("--mount /mnt/kv").stop_daemon);
+        assert_eq!(placements(&parsed("--mount /mnt/kv --both")), both);
+        assert_eq!(placements(&parsed("--mount /mnt/kv --pinned")), [Placement::Pinned]);
+        assert!(parsed("--mount /mnt/kv --stop-daemon").stop_daemon);
+    }
 }
