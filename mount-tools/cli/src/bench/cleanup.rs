@@ -178,9 +178,19 @@ impl Left {
             thread::sleep(Duration::from_millis(5));
         }
         for directory in &self.directories {
-            if let Err(error) = std::fs::remove_dir_all(directory) {
+            if let Err(error) = remove(directory, until) {
                 eprintln!("tidefs bench: {} stays: {error}", directory.display());
             }
+        }
+    }
+}
+
+/// Removes a directory, to which a bench that is under way may still write: once it is gone, that fails.
+fn remove(directory: &Path, until: Instant) -> io::Result<()> {
+    loop {
+        match std::fs::remove_dir_all(directory) {
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty && Instant::now() < until => {}
+            outcome => return outcome,
         }
     }
 }
@@ -293,5 +303,25 @@ mod tests {
         left.take_away();
         left.undo(numbers[2]);
         assert_eq!(*notes.lock().unwrap(), ["ended", "last", "first"]);
+    }
+
+    #[test]
+    fn a_directory_that_is_still_written_to_is_removed() {
+        let place = TempDir::new().unwrap();
+        let directory = place.path().join("bench");
+        std::fs::create_dir(&directory).unwrap();
+        let written_to = directory.clone();
+        let writer = thread::spawn(move || {
+            let mut number = 0;
+            while std::fs::write(written_to.join(format!("{number}")), b"").is_ok() {
+                number += 1;
+            }
+        });
+        while std::fs::read_dir(&directory).unwrap().next().is_none() {
+            thread::yield_now();
+        }
+        remove(&directory, Instant::now() + PATIENCE).unwrap();
+        writer.join().unwrap();
+        assert!(!directory.exists());
     }
 }

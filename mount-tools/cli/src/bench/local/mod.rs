@@ -14,6 +14,7 @@ mod latency;
 mod object;
 mod packed;
 mod stopped;
+mod subject;
 mod throughput;
 mod worker;
 
@@ -24,22 +25,20 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::unistd::Pid;
 use tidefs_engine::types::{ByteCount, PAGE};
 
 use super::affinity::{PinnedDaemons, Placement, allowed_cpus, place_this_thread};
-use super::daemon::{self, Daemon, DaemonArgs};
+use super::daemon::{self, DaemonArgs};
 use super::error::Error;
 use super::machine::Machine;
 use super::mount::{PrivateTmpfs, enter_private_namespace, make_directory};
 use super::report::{Report, ResultArgs, Row, Target, Unit};
 use super::statistics::Spread;
 pub(in crate::bench) use object::write_object;
+use subject::{Place, Subject};
 
 /// Room of the baseline: hot objects, what is written, and the objects of the full cache.
 const BASELINE_SIZE: ByteCount = ByteCount::gib(4);
-/// Capacity of the daemon whose cache is never full. Only the bytes in use take memory.
-const ROOMY: ByteCount = ByteCount::gib(3);
 /// Capacity of the daemon whose cache is full.
 const FULL: ByteCount = ByteCount::mib(512);
 /// Bytes that one sample moves.
@@ -50,7 +49,7 @@ const SAMPLE_QUICK: ByteCount = ByteCount::mib(64);
 const TOUCHED: ByteCount = ByteCount::gib(2);
 /// The metric that counts bytes copied through the daemon's own address space.
 const COPIED_BYTES: &str = "tidefs_copied_bytes_total";
-/// Namespace of the bench on a mount.
+/// Namespace of the bench on a mount of its own.
 const NAMESPACE: &str = "bench";
 
 /// Arguments of `tidefs bench local`.
@@ -147,97 +146,6 @@ impl Bench<'_> {
     }
 }
 
-/// The mounts under test and who serves them.
-#[derive(Debug)]
-struct Subject {
-    /// Root of the mount.
-    root: PathBuf,
-    /// Process that serves it, where the bench moves or stops that.
-    pid: Option<Pid>,
-    /// Whether that process is stopped while some samples are read.
-    is_stopped: bool,
-    /// A daemon with a small capacity.
-    full: Option<Daemon>,
-    /// A daemon that may not use passthrough.
-    direct: Option<Daemon>,
-    /// The daemon of `root`, when the bench started it.
-    _daemon: Option<Daemon>,
-    /// The stand-in for a mount in a self-check.
-    stand_in: Option<PrivateTmpfs>,
-}
-
-impl Subject {
-    fn new(args: &LocalArgs, notes: &mut Vec<String>) -> Result<Self, Error> {
-        let mut subject = Self {
-            root: PathBuf::new(),
-            pid: None,
-            is_stopped: false,
-            full: None,
-            direct: None,
-            _daemon: None,
-            stand_in: None,
-        };
-        if args.self_check {
-            let stand_in = PrivateTmpfs::mount(BASELINE_SIZE)?;
-            subject.root = stand_in.path().to_owned();
-            subject.stand_in = Some(stand_in);
-            notes.push("self-check: the mount is a second tmpfs".to_owned());
-        } else if let Some(mount) = &args.mount {
-            subject.take_as_it_is(args, mount, notes)?;
-        } else {
-            let binary = args.daemons.binary()?;
-            let start = |capacity, more: &[&str]| {
-                let more = more.iter().map(|option| (*option).to_owned());
-                let options: Vec<_> = args.daemons.options.iter().cloned().chain(more).collect();
-                Daemon::start(&binary, capacity, &options)
-            };
-            let daemon = start(ROOMY, &[])?;
-            subject.root = daemon.mount().to_owned();
-            subject.pid = Some(daemon.pid());
-            subject.is_stopped = true;
-            subject.full = Some(start(FULL, &[])?);
-            subject.direct = Some(start(ROOMY, &["passthrough=never"])?);
-            subject._daemon = Some(daemon);
-        }
-        Ok(subject)
-    }
-
-    /// Measures `mount`, whose daemon serves others, too.
-    fn take_as_it_is(
-        &mut self,
-        args: &LocalArgs,
-        mount: &Path,
-        notes: &mut Vec<String>,
-    ) -> Result<(), Error> {
-        mount.clone_into(&mut self.root);
-        let status = daemon::status_of(mount)?;
-        let left_out = "the full cache, the mode without passthrough and the packed objects";
-        notes.push(format!("--mount: {left_out} are left out, they need daemons of their own"));
-        let is_pinned = placements(args).contains(&Placement::Pinned);
-        if is_pinned || args.stop_daemon {
-            self.pid = Some(daemon::pid_of_mount(mount, &status)?);
-        }
-        if !is_pinned {
-            notes.push("--mount: pinned rows are left out, --both has them; they pin its daemon".to_owned());
-        }
-        self.is_stopped = args.stop_daemon && status.fuse.passthrough;
-        if args.stop_daemon && !self.is_stopped {
-            notes.push(
-                "reads from a stopped daemon are left out: without passthrough it serves each".to_owned(),
-            );
-        } else if !self.is_stopped {
-            notes
-                .push("--mount: reads from a stopped daemon are left out, --stop-daemon has them".to_owned());
-        }
-        Ok(())
-    }
-
-    fn pids(&self) -> Vec<Pid> {
-        let others = [&self.full, &self.direct].into_iter().flatten().map(Daemon::pid);
-        self.pid.into_iter().chain(others).collect()
-    }
-}
-
 /// Runs the bench, prints its table and writes its JSON. Returns false when `--check` finds a target missed.
 ///
 /// # Errors
@@ -275,9 +183,9 @@ fn rounds_of(args: &LocalArgs) -> usize {
 fn measure_all(args: &LocalArgs, subject: &Subject, notes: &mut Vec<String>) -> Result<Vec<Row>, Error> {
     raise_descriptor_limit()?;
     let baseline = PrivateTmpfs::mount(BASELINE_SIZE)?;
-    let baseline = make_directory(baseline.path(), NAMESPACE).map(|directory| (directory, baseline))?;
+    let mount = Place::on(subject, args)?;
+    let baseline = make_directory(baseline.path(), mount.name()).map(|directory| (directory, baseline))?;
     touch_memory(&baseline.0)?;
-    let mount = make_directory(&subject.root, NAMESPACE)?;
     let full = subject.full.as_ref().map(|full| make_directory(full.mount(), NAMESPACE)).transpose()?;
     let rounds = rounds_of(args);
     let cpus = allowed_cpus()?;
@@ -287,7 +195,7 @@ fn measure_all(args: &LocalArgs, subject: &Subject, notes: &mut Vec<String>) -> 
     let bench = Bench {
         rounds,
         sample: if args.quick { SAMPLE_QUICK } else { SAMPLE },
-        mount: &mount,
+        mount: mount.path(),
         baseline: &baseline.0,
         full: full.as_deref().map(|directory| (directory, FULL)),
         memcpy: throughput::MemcpySource::new(&baseline.0, args.sizes.iter().copied().max().unwrap_or(PAGE))?,
@@ -330,7 +238,6 @@ fn measure_all(args: &LocalArgs, subject: &Subject, notes: &mut Vec<String>) -> 
     }
     place_this_thread(&bench.cpus)?;
     bench.progress.finish_and_clear();
-    std::fs::remove_dir(&mount).map_err(Error::file("remove the directory", &mount))?;
     Ok(rows)
 }
 
