@@ -2,12 +2,14 @@
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use io_uring::{IoUring, opcode, squeue, types};
-use tidefs_client::{Registration, Writer};
+use tidefs_client::{Cache, Registration, Writer};
 
 use crate::common::modes::in_fast_modes;
 use crate::common::{Mode, kernel, pattern};
@@ -18,6 +20,7 @@ in_fast_modes!(
     segments_are_registered_once_and_let_go_before_they_are_unmapped,
     a_device_reads_and_writes_objects_by_one_registration_while_all_else_is_evicted,
     of_a_closed_cache_only_what_is_viewed_stays_mapped_and_registered,
+    the_last_view_of_a_closed_cache_tells_that_dropping_it_may_wait,
 );
 
 /// Pages that a registration keeps in memory, as a device would.
@@ -105,6 +108,38 @@ fn of_a_closed_cache_only_what_is_viewed_stays_mapped_and_registered(mode: Mode)
     assert_eq!(pins.load(Ordering::Relaxed), 0);
     assert!(!is_fast || files_open_below(mount.path()).is_empty());
     assert!(fs::metadata(kv.join("begun")).expect("it is there").len() == offset(MIB));
+}
+
+fn the_last_view_of_a_closed_cache_tells_that_dropping_it_may_wait(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    // So small that its reference waits to go back along with others.
+    fs::write(kv.join("key"), pattern::object(1, 100_000)).expect("an object");
+    mount.wait_until_closed([kv.join("key")]);
+    let viewed = |cache: &Cache| {
+        let view = cache.get("key").expect("get").expect("a hit");
+        assert!(!view.asks_when_dropped(), "while the cache is open");
+        view
+    };
+    let cache = open(&mount, &kv, mode);
+    let is_fast = cache.is_fast();
+    cache.register_with(|_, _| Some(Box::new(())));
+    let view = viewed(&cache);
+    drop(cache);
+    assert_eq!(view.asks_when_dropped(), is_fast, "the registration of its segment ends");
+    drop(view);
+    let cache = open(&mount, &kv, mode);
+    let view = viewed(&cache);
+    fork();
+    drop(cache);
+    assert_eq!(view.asks_when_dropped(), is_fast, "a child may have the file of its session");
+}
+
+/// Makes a child by fork(2), as the library of the standard does where something is to be done in it.
+fn fork() {
+    let mut command = Command::new("true");
+    // SAFETY: between fork and exec the closure does nothing.
+    unsafe { command.pre_exec(|| Ok(())) };
+    assert!(command.status().expect("a child").success());
 }
 
 /// The files below a directory that this process has open.

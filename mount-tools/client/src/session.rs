@@ -232,6 +232,11 @@ impl Session {
         self.gives_back() && self.is_full(&self.returning.lock(), 1, length)
     }
 
+    /// Whether its end is told to the daemon by a request: see its `Drop`.
+    pub(crate) fn asks_when_it_ends(&self) -> bool {
+        self.gives_back() && self.owner.has_children()
+    }
+
     /// Bytes of objects that may be kept from being evicted without a use for them.
     pub(crate) fn kept_back_max(&self) -> usize {
         usize::try_from(self.facts.kept_back_max.get()).unwrap_or(usize::MAX)

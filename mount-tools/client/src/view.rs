@@ -49,6 +49,13 @@ impl Held {
         self.mapping.referenced(self.offset + part.start, part.len())
     }
 
+    /// Whether dropping it makes a request, or ends a registration.
+    fn asks_when_dropped(&self) -> bool {
+        self.session.is_full_with(self.length)
+            || (Arc::strong_count(&self.session) == 1 && self.session.asks_when_it_ends())
+            || (Arc::strong_count(&self.mapping) == 1 && self.mapping.is_registered())
+    }
+
     /// Gives it back with others, without a request.
     fn drop_later(mut self) {
         if let Some(reference) = self.reference.take() {
@@ -154,8 +161,9 @@ impl View {
         self.held().is_some_and(|held| held.mapping.is_registered())
     }
 
-    /// Whether dropping it makes a request to the daemon, to give back its reference and those that wait: for who must not
-    /// wait where it would be dropped. Another thread may make it so, or not so, meanwhile.
+    /// Whether dropping it makes a request to the daemon, to give back its reference and those that wait, or ends the
+    /// registration of its segment: for who must not wait where it would be dropped. The last view of a cache that is closed
+    /// does so where the process was forked meanwhile. Another thread may make it so, or not so, meanwhile.
     #[must_use]
     pub fn asks_when_dropped(&self) -> bool {
         let goes_back = match &self.0 {
@@ -164,11 +172,11 @@ impl View {
             Bytes::Kept(held, _) => Arc::strong_count(held) == 1,
             Bytes::Owned(..) => false,
         };
-        goes_back && self.held().is_some_and(|held| held.session.is_full_with(held.length))
+        goes_back && self.held().is_some_and(Held::asks_when_dropped)
     }
 
-    /// Drops it without a request in any case: its reference, and those that wait, go back with the next view that is dropped,
-    /// or with [`Cache::flush`](crate::Cache::flush).
+    /// Drops it without a request: its reference, and those that wait, go back with the next view that is dropped, or with
+    /// [`Cache::flush`](crate::Cache::flush). Only what is the last of its session or of its segment has none to go along with.
     pub fn drop_later(self) {
         match self.0 {
             Bytes::Mapped(held, _) => held.drop_later(),
