@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use serde_json::Value;
 use tidefs_control_api::{ClusterStatus, MemberStatus, PathQuery, Status, Where, routes};
 use tidefs_engine::types::ByteCount;
 
@@ -10,11 +11,15 @@ use crate::error::{CliError, Exit};
 use crate::locate;
 use crate::output::{Column, Output, duration, facts, grouped, table};
 
-/// The cluster of the daemon that is meant.
-fn cluster(args: &StatusArgs) -> Result<ClusterStatus, CliError> {
+/// The cluster of the daemon that is meant, for people and as it was sent.
+fn cluster(args: &StatusArgs) -> Result<(ClusterStatus, Value), CliError> {
     let client = locate::connect(&args.of.select())?;
-    let status: Status = client.read(client.get(routes::STATUS, &())?)?;
-    status.cluster.ok_or_else(|| alone(&status.mount_point, status.cluster_waits_for.as_deref()))
+    let mut value = client.get(routes::STATUS, &())?;
+    let status: Status = client.read(value.clone())?;
+    match status.cluster {
+        Some(cluster) => Ok((cluster, value["cluster"].take())),
+        None => Err(alone(&status.mount_point, status.cluster_waits_for.as_deref())),
+    }
 }
 
 /// That the host mounted on `mount` takes part in no cluster, or not yet.
@@ -28,8 +33,7 @@ fn alone(mount: &str, waits_for: Option<&str>) -> CliError {
 }
 
 pub(crate) fn members(args: &StatusArgs, output: Output) -> Result<(), CliError> {
-    let cluster = cluster(args)?;
-    let value = serde_json::json!(cluster);
+    let (cluster, value) = cluster(args)?;
     output.result(&value, || {
         let away = cluster.coordinator_away.as_ref().map(|why| format!("\nthe coordinator is away: {why}\n"));
         format!(
@@ -88,9 +92,9 @@ fn table_of(members: &[MemberStatus]) -> String {
 }
 
 pub(crate) fn catalog(args: &StatusArgs, output: Output) -> Result<(), CliError> {
-    let cluster = cluster(args)?;
+    let (cluster, mut sent) = cluster(args)?;
     let (catalog, short, waiting) = (&cluster.catalog, cluster.short_of_copies, cluster.copies_to_make);
-    let mut value = serde_json::json!(catalog);
+    let mut value = sent["catalog"].take();
     if let Some(fields) = value.as_object_mut() {
         fields.insert("short_of_copies".to_owned(), short.into());
         fields.insert("copies_to_make".to_owned(), waiting.into());

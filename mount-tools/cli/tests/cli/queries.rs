@@ -356,6 +356,20 @@ fn a_refusal_has_its_exit_code_and_its_json() {
 }
 
 #[test]
+fn what_a_later_daemon_says_of_its_cluster_is_in_the_json_too() {
+    let host = Host::new();
+    let mut status = value(&status());
+    let catalog = json!({"entries": 5, "of_later": 6});
+    status["cluster"] = json!({"cluster": "c", "of_later": 7, "short_of_copies": 8, "catalog": catalog});
+    let _daemon = FakeDaemon::serve(&host, &[("GET /v1/status", 200, status)]);
+    let members = host.run("members --json").json();
+    assert_eq!((&members["cluster"], &members["of_later"]), (&json!("c"), &json!(7)), "{members}");
+    let catalog = host.run("catalog stats --json").json();
+    assert_eq!((&catalog["entries"], &catalog["of_later"]), (&json!(5), &json!(6)), "{catalog}");
+    assert_eq!(catalog["short_of_copies"], json!(8), "{catalog}");
+}
+
+#[test]
 fn garbage_from_a_daemon_is_an_error_and_not_a_crash() {
     let host = Host::new();
     let _daemon = FakeDaemon::serve_text(
