@@ -48,6 +48,7 @@ fn a_reader_follows_a_writer_layer_by_layer_and_keeps_what_it_saw() {
             writer.ready(range).expect("ready");
         }
         let views = reader.join().expect("joined");
+        assert_eq!(readers.statistics().mapped_views, offset(LAYERS), "a part that was waited for is a view");
         assert!(readers.get("key").expect("get").is_none(), "it is not sealed yet");
         writer.seal().expect("seal");
         writers.put("key", &pattern::object(8, LAYERS * LAYER)).expect("put over it");

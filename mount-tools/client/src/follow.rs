@@ -79,7 +79,11 @@ impl Cache {
                 None => Answer::ByFile,
             };
             match answer {
-                Answer::View(view) => return Ok(Some(view.part(range))),
+                Answer::View(view) => {
+                    let view = view.part(range);
+                    self.counters.count(std::iter::once(&view));
+                    return Ok(Some(view));
+                }
                 Answer::Absent if has_waited(asked.elapsed(), left) => continue,
                 Answer::Absent => {}
                 Answer::ByFile | Answer::Loadable => {
