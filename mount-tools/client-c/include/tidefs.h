@@ -110,9 +110,9 @@ int tidefs_lookup_many(const tidefs_cache *cache,
                        size_t count,
                        tidefs_view **views);
 
-// As tidefs_lookup_many. `outcomes`: where goes what became of each key, TIDEFS_OK, TIDEFS_MISS or a negative number of errno: an
-// object that may not be read does not fail the others. Where an argument makes no sense, all of them are what the function
-// returns.
+// As tidefs_lookup_many. `outcomes`: where goes what became of each key, TIDEFS_OK, TIDEFS_MISS or a negative number of errno. An
+// object that may not be read fails neither the others nor the function, which returns TIDEFS_OK. Where an argument makes no
+// sense, all of them are what the function returns.
 //
 // As of tidefs_lookup_many; `outcomes` has room for `count` numbers.
 int tidefs_lookup_each(const tidefs_cache *cache,
@@ -301,8 +301,8 @@ int tidefs_put_many(const tidefs_cache *cache,
                     const tidefs_object *objects,
                     size_t count);
 
-// As tidefs_put_many. `outcomes`: where goes what became of each object, TIDEFS_OK or a negative number of errno. Where an argument
-// makes no sense nothing is stored, and all of them are what the function returns.
+// As tidefs_put_many: the first failure is what it returns. `outcomes`: where goes what became of each object, TIDEFS_OK or a
+// negative number of errno. Where an argument makes no sense nothing is stored, and all of them are what the function returns.
 //
 // As of tidefs_put_many; `outcomes` has room for `count` numbers.
 int tidefs_put_each(const tidefs_cache *cache,

@@ -102,9 +102,9 @@ pub unsafe extern "C" fn tidefs_lookup_many(
     })
 }
 
-/// As tidefs_lookup_many. `outcomes`: where goes what became of each key, TIDEFS_OK, TIDEFS_MISS or a negative number of errno: an
-/// object that may not be read does not fail the others. Where an argument makes no sense, all of them are what the function
-/// returns.
+/// As tidefs_lookup_many. `outcomes`: where goes what became of each key, TIDEFS_OK, TIDEFS_MISS or a negative number of errno. An
+/// object that may not be read fails neither the others nor the function, which returns TIDEFS_OK. Where an argument makes no
+/// sense, all of them are what the function returns.
 ///
 /// # Safety
 /// As of tidefs_lookup_many; `outcomes` has room for `count` numbers.

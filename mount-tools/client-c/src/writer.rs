@@ -226,8 +226,8 @@ pub unsafe extern "C" fn tidefs_put_many(
     })
 }
 
-/// As tidefs_put_many. `outcomes`: where goes what became of each object, TIDEFS_OK or a negative number of errno. Where an argument
-/// makes no sense nothing is stored, and all of them are what the function returns.
+/// As tidefs_put_many: the first failure is what it returns. `outcomes`: where goes what became of each object, TIDEFS_OK or a
+/// negative number of errno. Where an argument makes no sense nothing is stored, and all of them are what the function returns.
 ///
 /// # Safety
 /// As of tidefs_put_many; `outcomes` has room for `count` numbers.
