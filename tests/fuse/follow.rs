@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidefs_client::{Cache, Pin};
+use tidefs_client::{AsyncCache, Cache, Pin};
 
 use crate::common::wait::{HANG, until};
 use crate::common::{Mode, kernel, pattern};
@@ -156,6 +156,41 @@ fn a_part_that_is_shown_after_its_object_ended_shows_nothing() {
         assert_eq!(part.show().expect_err("it is refused").errno(), libc::EINVAL);
     }
     assert!(cache.wait_range("dropped", 0..1, Duration::ZERO).expect("wait").is_none());
+}
+
+#[test]
+fn tasks_follow_pin_and_tell_of_each_object() {
+    let (_mount, kv) = kv(Mode::Passthrough);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    let bytes = |seed| pattern::object(seed, MIB);
+    runtime.block_on(async {
+        let cache = AsyncCache::open(&kv).await.expect("the cache opens");
+        let waiting = tokio::spawn({
+            let cache = cache.clone();
+            async move {
+                cache.wait_range("begun0", 10..20, HANG).await.expect("wait").expect("it comes").to_vec()
+            }
+        });
+        assert!(cache.wait_range("nothing", 0..1, Duration::from_millis(1)).await.expect("wait").is_none());
+        let mut writers = cache.create_many(&[("begun0", MIB), ("begun1", MIB)]).await.expect("create");
+        for (writer, seed) in writers.iter_mut().zip(0..) {
+            writer.copy_from_slice(&bytes(seed));
+        }
+        assert!(!waiting.is_finished(), "no part of it is ready");
+        cache.seal_many(writers).await.expect("seal");
+        assert_eq!(waiting.await.expect("no task panics"), bytes(0)[10..20]);
+        let objects = vec![("put", bytes(2)), ("put/below", bytes(3))];
+        let stored = cache.put_each(objects).await.expect("keys that files can have");
+        assert!(stored[0].is_ok() && stored[1].is_err(), "{stored:?}");
+        let found = cache.lookup_each(&["put", "nothing", "begun1"]).await.expect("lookup");
+        let found: Vec<bool> =
+            found.into_iter().map(|found| found.expect("it may be read").is_some()).collect();
+        assert_eq!(found, [true, false, true]);
+        assert!(cache.pin("put", Pin::Hard).await.expect("pin"));
+        assert_eq!(cache.pin_many(&["put", "nothing"], Pin::None).await.expect("pin"), 1);
+        assert_eq!(cache.keep(MIB).await.expect("keep"), cache.blocking().is_fast());
+        cache.flush().await.expect("flush");
+    });
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The cache for programs that run on tokio.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -7,10 +8,13 @@ use tokio::task;
 use tokio::time::Instant;
 
 use crate::cache::PAUSES;
-use crate::{Cache, Error, View, Writer};
+use crate::{Cache, Error, Pin, View, Writer};
 
 /// Keys that are looked up on the caller's thread at most: so many take less time than a change of threads.
 const AT_ONCE_MAX: usize = 64;
+
+/// How long a thread for blocking work waits for a part of an object without a look at whether anybody still awaits it.
+const WAIT_PIECE: Duration = Duration::from_millis(250);
 
 /// A [`Cache`] whose calls do not hold up the thread that awaits them. What is in memory is answered at once; what needs a disk,
 /// another host or room is done on tokio's threads for blocking work.
@@ -43,7 +47,8 @@ impl AsyncCache {
         Ok(Self { cache })
     }
 
-    /// The same cache for calls that may wait, and for all that never does.
+    /// The same cache for calls that may wait, and for all that never does: [`Cache::register_with`], [`Cache::statistics`] and
+    /// the like. [`Cache::get_into`] is there alone, as what a call that was given up copies to has to outlive it.
     #[must_use]
     pub fn blocking(&self) -> &Cache {
         &self.cache
@@ -69,6 +74,18 @@ impl AsyncCache {
         }
         let keys = owned(keys);
         self.with(move |cache| cache.lookup_many(&keys)).await
+    }
+
+    /// As [`AsyncCache::lookup_many`]. One that may not be read does not fail the others.
+    ///
+    /// # Errors
+    /// As [`Cache::lookup_each`].
+    pub async fn lookup_each<K: AsRef<[u8]>>(
+        &self,
+        keys: &[K],
+    ) -> Result<Vec<Result<Option<View>, Error>>, Error> {
+        let keys = owned(keys);
+        self.with(move |cache| cache.lookup_each(&keys)).await
     }
 
     /// How many of the keys, from the first on, are there.
@@ -118,6 +135,65 @@ impl AsyncCache {
         }
     }
 
+    /// Waits until a part of an object may be read, as [`Cache::wait_range`]. Given up, it asks no more after a quarter of a
+    /// second.
+    ///
+    /// # Errors
+    /// As [`Cache::wait_range`].
+    pub async fn wait_range(
+        &self,
+        key: impl AsRef<[u8]>,
+        range: Range<usize>,
+        limit: Duration,
+    ) -> Result<Option<View>, Error> {
+        let (key, started) = (key.as_ref().to_vec(), Instant::now());
+        loop {
+            let left = limit.saturating_sub(started.elapsed());
+            let (key, range, piece) = (key.clone(), range.clone(), left.min(WAIT_PIECE));
+            let found = self.with(move |cache| cache.wait_range(key, range, piece)).await?;
+            if found.is_some() || piece == left {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// Keeps an object from being evicted, or ends that, as [`Cache::pin`].
+    ///
+    /// # Errors
+    /// As [`Cache::pin`].
+    pub async fn pin(&self, key: impl AsRef<[u8]>, pin: Pin) -> Result<bool, Error> {
+        Ok(self.pin_many(&[key], pin).await? == 1)
+    }
+
+    /// The same for many. Returns how many of them are there.
+    ///
+    /// # Errors
+    /// As [`Cache::pin_many`].
+    pub async fn pin_many<K: AsRef<[u8]>>(&self, keys: &[K], pin: Pin) -> Result<usize, Error> {
+        let keys = owned(keys);
+        self.with(move |cache| cache.pin_many(&keys, pin)).await
+    }
+
+    /// Keeps references to what was looked up last, as [`Cache::keep`].
+    ///
+    /// # Errors
+    /// As [`Cache::keep`].
+    pub async fn keep(&self, bytes: usize) -> Result<bool, Error> {
+        self.with(move |cache| cache.keep(bytes)).await
+    }
+
+    /// Gives back the references of views that were dropped, as [`Cache::flush`].
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the runtime ends.
+    pub async fn flush(&self) -> Result<(), Error> {
+        self.with(|cache| {
+            cache.flush();
+            Ok(())
+        })
+        .await
+    }
+
     /// Begins an object of `size` bytes. Its writer is filled and sealed as ever; [`AsyncCache::seal`] seals it without waiting
     /// on this thread.
     ///
@@ -134,6 +210,24 @@ impl AsyncCache {
     /// As [`Writer::seal`].
     pub async fn seal(&self, writer: Writer) -> Result<(), Error> {
         blocking(move || writer.seal()).await
+    }
+
+    /// Begins many objects, each given by its key and its size, as [`Cache::create_many`].
+    ///
+    /// # Errors
+    /// As [`Cache::create_many`].
+    pub async fn create_many<K: AsRef<[u8]>>(&self, objects: &[(K, usize)]) -> Result<Vec<Writer>, Error> {
+        let objects: Vec<(Vec<u8>, usize)> =
+            objects.iter().map(|(key, size)| (key.as_ref().to_vec(), *size)).collect();
+        self.with(move |cache| cache.create_many(&objects)).await
+    }
+
+    /// Makes many objects visible, each whole.
+    ///
+    /// # Errors
+    /// As [`Cache::seal_many`].
+    pub async fn seal_many(&self, writers: Vec<Writer>) -> Result<(), Error> {
+        self.with(move |cache| cache.seal_many(writers)).await
     }
 
     /// Stores an object, in place of what stood under its key.
@@ -158,12 +252,19 @@ impl AsyncCache {
         K: AsRef<[u8]> + Send + 'static,
         B: AsRef<[u8]> + Send + 'static,
     {
-        self.with(move |cache| {
-            let objects: Vec<(&[u8], &[u8])> =
-                objects.iter().map(|(key, bytes)| (key.as_ref(), bytes.as_ref())).collect();
-            cache.put_many(&objects)
-        })
-        .await
+        self.with(move |cache| cache.put_many(&borrowed(&objects))).await
+    }
+
+    /// As [`AsyncCache::put_many`]. Returns what became of each.
+    ///
+    /// # Errors
+    /// As [`Cache::put_each`].
+    pub async fn put_each<K, B>(&self, objects: Vec<(K, B)>) -> Result<Vec<Result<(), Error>>, Error>
+    where
+        K: AsRef<[u8]> + Send + 'static,
+        B: AsRef<[u8]> + Send + 'static,
+    {
+        self.with(move |cache| cache.put_each(&borrowed(&objects))).await
     }
 
     async fn with<T: Send + 'static>(
@@ -177,6 +278,10 @@ impl AsyncCache {
 
 fn owned<K: AsRef<[u8]>>(keys: &[K]) -> Vec<Vec<u8>> {
     keys.iter().map(|key| key.as_ref().to_vec()).collect()
+}
+
+fn borrowed<K: AsRef<[u8]>, B: AsRef<[u8]>>(objects: &[(K, B)]) -> Vec<(&[u8], &[u8])> {
+    objects.iter().map(|(key, bytes)| (key.as_ref(), bytes.as_ref())).collect()
 }
 
 async fn blocking<T: Send + 'static>(
