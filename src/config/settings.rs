@@ -207,7 +207,8 @@ settings! {
         /// evictions come in bursts.
         queue_ms: u64 { default: 500; range: Range::between(1, 60_000); example: "2000"; }
 
-        /// Bytes of memory that objects may hold while they wait for their disk.
+        /// Bytes of memory that objects may hold while they wait for their disk: each counts in whole blocks of 4 KiB, and
+        /// one more.
         queue_max: ByteCount {
             default: default_part(memory.capacity, ByteCount::mib(8), ByteCount::gib(1)),
                 "`memory.capacity` / 16, within `8MiB` and `1GiB`";

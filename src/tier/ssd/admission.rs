@@ -3,7 +3,8 @@
 //! Pure but for the clock it is given: what is refused is dropped, and costs a hit; nobody ever waits here.
 //!
 //! Limits: a record is admitted while those before it are written within the queue-time budget, at the rate the disk has
-//! shown, and hold at most `queue_bytes_max`. The byte-rate budget fills a bucket of one second.
+//! shown, and hold at most `queue_bytes_max`. The byte-rate budget fills a bucket of one second. All bytes are those that records
+//! count ([`super::queue::cost_of`]): what a small one takes is not its data.
 
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use super::endurance::{DayStatus, Earlier, Endurance};
 const RATE_AT_START: u64 = 200 << 20;
 /// Weight of a new measurement of the rate, as one part in so many.
 const RATE_WEIGHT: u64 = 8;
-/// Writes smaller than this say more about latency than about the rate.
+/// Fewer bytes than these that a disk writes without a pause say more about latency than about the rate.
 const MEASURED_MIN: u64 = 64 << 10;
 
 /// What may be written.
@@ -58,6 +59,8 @@ pub(super) struct Admission {
     bucket: Bucket,
     endurance: Option<Endurance>,
     rate: u64,
+    /// Bytes that the disk wrote without a pause since the rate was last measured, and the time that it took.
+    unmeasured: (u64, Duration),
 }
 
 impl Admission {
@@ -65,7 +68,7 @@ impl Admission {
     pub(super) fn new(budget: Budget, now: Duration, earlier: Earlier) -> Self {
         let bucket = Bucket::new(budget.bytes_per_second.unwrap_or_default().get(), now);
         let endurance = budget.bytes_per_day.map(|per_day| Endurance::new(per_day, now, earlier));
-        Self { budget, bucket, endurance, rate: RATE_AT_START }
+        Self { budget, bucket, endurance, rate: RATE_AT_START, unmeasured: (0, Duration::ZERO) }
     }
 
     /// What admits nothing, until it is replaced.
@@ -128,13 +131,18 @@ impl Admission {
             || (after <= self.budget.queue_bytes_max.get() && self.drain_time(after) <= self.budget.queue)
     }
 
-    /// The disk wrote `bytes` in `elapsed`.
-    pub(super) fn measured(&mut self, bytes: u64, elapsed: Duration) {
-        let elapsed_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX).max(1);
-        if bytes >= MEASURED_MIN {
-            let seen = bytes.saturating_mul(1_000_000) / elapsed_us;
-            self.rate = (self.rate / RATE_WEIGHT * (RATE_WEIGHT - 1) + seen / RATE_WEIGHT).max(1);
+    /// The disk wrote `bytes` in `elapsed`. `was_busy`: it had them to write already when it ended what was before them.
+    pub(super) fn measured(&mut self, bytes: u64, elapsed: Duration, was_busy: bool) {
+        let before = std::mem::take(&mut self.unmeasured);
+        let (bytes_before, elapsed_before) = if was_busy { before } else { (0, Duration::ZERO) };
+        let (bytes, elapsed) = (bytes_before.saturating_add(bytes), elapsed_before.saturating_add(elapsed));
+        if bytes < MEASURED_MIN {
+            self.unmeasured = (bytes, elapsed);
+            return;
         }
+        let elapsed_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX).max(1);
+        let seen = bytes.saturating_mul(1_000_000) / elapsed_us;
+        self.rate = (self.rate / RATE_WEIGHT * (RATE_WEIGHT - 1) + seen / RATE_WEIGHT).max(1);
     }
 
     /// Bytes a second that the disk has shown.
@@ -167,12 +175,23 @@ mod tests {
         let mut admission = Admission::new(budget(None), Duration::ZERO, Earlier::default());
         assert_eq!(admission.admit(MIB, 18 << 20, 0, Duration::ZERO), Ok(()));
         assert_eq!(admission.admit(MIB, 20 << 20, 0, Duration::ZERO), Err(Refused::QueueFull));
-        (0..100).for_each(|_| admission.measured(1 << 20, Duration::from_millis(100)));
+        (0..100).for_each(|_| admission.measured(1 << 20, Duration::from_millis(100), false));
         assert_eq!(admission.admit(MIB, 1 << 20, 0, Duration::ZERO), Err(Refused::QueueFull));
         assert_eq!(admission.admit(ByteCount::gib(1), 0, 0, Duration::ZERO), Ok(()));
-        (0..100).for_each(|_| admission.measured(1 << 20, Duration::from_micros(100)));
+        (0..100).for_each(|_| admission.measured(1 << 20, Duration::from_micros(100), false));
         assert_eq!(admission.admit(MIB, 62 << 20, 0, Duration::ZERO), Ok(()));
         assert_eq!(admission.admit(MIB, 64 << 20, 0, Duration::ZERO), Err(Refused::QueueFull));
+    }
+
+    #[test]
+    fn small_records_that_keep_a_disk_busy_show_its_rate_and_those_that_come_alone_do_not() {
+        let mut admission = Admission::new(budget(None), Duration::ZERO, Earlier::default());
+        let (bytes, taken) = (8192, Duration::from_millis(8));
+        (0..2000).for_each(|_| admission.measured(bytes, taken, false));
+        assert_eq!(admission.rate(), ByteCount(RATE_AT_START));
+        (0..2000).for_each(|_| admission.measured(bytes, taken, true));
+        let rate = admission.rate().get();
+        assert!((1_000_000..1_050_000).contains(&rate), "{rate} bytes a second, and not 1,024,000");
     }
 
     #[test]

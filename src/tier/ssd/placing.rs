@@ -16,7 +16,7 @@ use super::admission::Refused;
 use super::device::Device;
 use super::format::{KEY_BYTES_MAX, META_BYTES_MAX, RecordFacts};
 use super::open_zone::fits_a_zone;
-use super::queue::{Append, Job};
+use super::queue::{Append, Job, cost_of};
 use super::{Located, Shared};
 
 /// Whether a disk reads nothing, whether it waits for a zone, how much it has to do, and how much it did: the least is asked first.
@@ -78,12 +78,13 @@ impl Shared {
         if !fits(&device) {
             return Err(Refused::TooLarge);
         }
-        if !append.durable && append.length > ByteCount::ZERO {
+        // Without the record of a directory nothing below it is found.
+        if !append.durable && !self.must_stay(&probe) {
             let now = self.uptime();
             let queued = device.queue.bytes();
             let written = device.work.written.total();
             let mut admission = device.admission.lock();
-            admission.admit(append.length, queued, written, now)?;
+            admission.admit(append.cost(), queued, written, now)?;
         }
         // Of one version that stays where it is not read the removal goes there, too.
         let is_unread = |known: &Located| {
@@ -114,7 +115,8 @@ impl Shared {
     }
 
     pub(super) fn has_room_in_queue(&self, length: ByteCount) -> bool {
-        self.least_busy().is_some_and(|device| device.admission.lock().has_room(length, device.queue.bytes()))
+        self.least_busy()
+            .is_some_and(|device| device.admission.lock().has_room(cost_of(length), device.queue.bytes()))
     }
 
     pub(super) fn is_writing(&self) -> bool {
@@ -125,10 +127,15 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::Ordering;
+    use std::time::Duration;
+
+    use tidefs_engine::types::ByteCount;
 
     use super::super::format::ZONES_START;
     use super::super::testing::{DIRECTORY, MemoryDisk, config, put_of, running, store};
     use super::super::{Refused, Stored, Unusable};
+
+    const LIMIT: Duration = Duration::from_secs(20);
 
     #[test]
     fn a_disk_that_is_full_before_it_has_a_zone_takes_nothing_from_another() {
@@ -141,5 +148,28 @@ mod tests {
         assert_eq!(store(&tier, DIRECTORY, 1, 0), Stored::Yes);
         tier.remove_disk(std::path::Path::new("disk 1"), true).unwrap();
         assert_eq!(tier.put(put_of(b"later", 1, 0), |_| ()).unwrap_err(), Refused::NoDevice);
+    }
+
+    #[test]
+    fn a_small_object_and_an_empty_one_count_as_the_blocks_that_they_take() {
+        let disk = MemoryDisk::new();
+        let (tier, _) = running(std::slice::from_ref(&disk), &config(1, 8));
+        disk.hangs_writes.store(true, Ordering::Relaxed);
+        (0..10_u8).for_each(|number| tier.put(put_of(&[number], 1, 256), |_| ()).unwrap());
+        tier.put(put_of(b"empty", 1, 0), |_| ()).unwrap();
+        let queued = || tier.status().devices[0].queued;
+        assert_eq!(queued(), ByteCount(21 * 4096));
+        disk.let_go();
+        assert!(tier.flush(LIMIT));
+        assert_eq!((queued(), tier.records()), (ByteCount::ZERO, 11));
+    }
+
+    #[test]
+    fn an_empty_object_meets_the_budgets_and_the_record_of_a_directory_does_not() {
+        let mut config = config(1, 8);
+        config.budget.bytes_per_day = Some(ByteCount(1));
+        let (tier, _) = running(&[MemoryDisk::new()], &config);
+        assert_eq!(tier.put(put_of(b"empty", 1, 0), |_| ()), Err(Refused::OverDay));
+        assert_eq!(store(&tier, DIRECTORY, 1, 0), Stored::Yes);
     }
 }

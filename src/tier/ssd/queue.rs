@@ -1,6 +1,6 @@
 //! What waits for a disk's writer.
 //!
-//! Limits: admission bounds the bytes ([`super::admission`]); removals are 32 bytes each and never refused. Removals go
+//! Limits: admission bounds the bytes ([`super::admission`]), of which a record counts [`cost_of`] its data; removals are 32 bytes each and never refused. Removals go
 //! first: what is deleted is to be deleted on disk soon; before them those for which a zone waits that is being taken back.
 
 use std::collections::VecDeque;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use tidefs_engine::types::{ByteCount, Checksum, Version};
 
-use super::format::{RecordFacts, RecordHash, TOMBSTONES_MAX, Tombstone};
+use super::format::{BLOCK_BYTES, RecordFacts, RecordHash, TOMBSTONES_MAX, Tombstone, record_blocks};
 use super::index::Place;
 use super::memory::Memory;
 
@@ -46,6 +46,12 @@ pub(super) enum Origin {
     Zone(Place),
 }
 
+/// Bytes that a record with `length` bytes of data counts on its way: what it holds of memory, and takes of the disk. Those are
+/// whole blocks, and one for its header, in which its key and what its owner keeps beside it have room.
+pub(super) fn cost_of(length: ByteCount) -> ByteCount {
+    ByteCount(record_blocks(length).saturating_mul(BLOCK_BYTES))
+}
+
 /// One record to be written.
 pub(super) struct Append {
     pub(super) hash: RecordHash,
@@ -61,6 +67,13 @@ pub(super) struct Append {
     /// Uses that it comes with.
     pub(super) uses: u32,
     pub(super) done: Done,
+}
+
+impl Append {
+    /// Bytes that it counts on its way.
+    pub(super) fn cost(&self) -> ByteCount {
+        cost_of(self.length)
+    }
 }
 
 impl fmt::Debug for Append {
@@ -130,7 +143,7 @@ impl fmt::Debug for Queue {
 }
 
 impl Queue {
-    /// Bytes of records that wait or are being written.
+    /// Bytes of records that wait or are being written, as they count.
     pub(super) fn bytes(&self) -> u64 {
         self.line.lock().bytes
     }
@@ -142,7 +155,7 @@ impl Queue {
             return false;
         }
         if let Job::Append(append) = &job {
-            line.bytes += append.length.get();
+            line.bytes += append.cost().get();
         }
         line.jobs.push_back(job);
         drop(line);
@@ -194,10 +207,10 @@ impl Queue {
         true
     }
 
-    /// A record is not on its way any more.
-    pub(super) fn settle(&self, bytes: ByteCount) {
+    /// A record that counted as `cost` is not on its way any more.
+    pub(super) fn settle(&self, cost: ByteCount) {
         let mut line = self.line.lock();
-        line.bytes = line.bytes.saturating_sub(bytes.get());
+        line.bytes = line.bytes.saturating_sub(cost.get());
     }
 
     /// What to do next; waits at most `limit` for something.

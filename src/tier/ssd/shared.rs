@@ -228,11 +228,6 @@ impl Shared {
         self.index.get(hash).filter(|older| older.version < version)
     }
 
-    /// A disk wrote `bytes` in `elapsed`.
-    pub(super) fn measured(&self, device: &Device, bytes: u64, elapsed: Duration) {
-        device.admission.lock().measured(bytes, elapsed);
-    }
-
     pub(super) fn status(&self) -> SsdStatus {
         let unusable: Vec<DeviceStatus> =
             self.unusable.lock().iter().map(|(name, reason)| DeviceStatus::unusable(name, reason)).collect();

@@ -84,9 +84,13 @@ impl MemoryDisk {
 
     /// It does not hang any more, and does what it was asked meanwhile.
     pub(super) fn let_go(&self) {
-        self.hangs.store(false, Ordering::Relaxed);
-        self.hangs_writes.store(false, Ordering::Relaxed);
-        let held = std::mem::take(&mut *self.held.lock());
+        let held = {
+            // What is submitted now is held and let go, or not held at all.
+            let mut held = self.held.lock();
+            self.hangs.store(false, Ordering::Relaxed);
+            self.hangs_writes.store(false, Ordering::Relaxed);
+            std::mem::take(&mut *held)
+        };
         held.into_iter().for_each(|(request, completion)| self.end(request, &completion));
     }
 
@@ -164,11 +168,13 @@ impl Disk for MemoryDisk {
     fn submit(&self, requests: Vec<Request>) -> Ticket {
         let (ticket, completion) = Ticket::new(requests.len());
         let is_write = |request: &Request| matches!(request, Request::Write { .. });
-        let hangs_writes = self.hangs_writes.load(Ordering::Relaxed) && requests.iter().any(is_write);
-        if hangs_writes || self.hangs.load(Ordering::Relaxed) {
-            let held = requests.into_iter().map(|request| (request, Arc::clone(&completion)));
-            self.held.lock().extend(held);
-            return ticket;
+        {
+            let mut held = self.held.lock();
+            let hangs_writes = self.hangs_writes.load(Ordering::Relaxed) && requests.iter().any(is_write);
+            if hangs_writes || self.hangs.load(Ordering::Relaxed) {
+                held.extend(requests.into_iter().map(|request| (request, Arc::clone(&completion))));
+                return ticket;
+            }
         }
         for request in requests {
             self.end(request, &completion);

@@ -246,13 +246,18 @@ impl RecordFacts {
 
     /// Blocks of the record: its header and its data.
     pub(super) fn blocks(&self) -> u64 {
-        1 + self.length.get().div_ceil(BLOCK_BYTES)
+        record_blocks(self.length)
     }
 
     /// Upper bound of what the footer needs for it.
     pub(super) fn footer_bytes(&self) -> usize {
         self.key.len() + self.meta.len() + FOOTER_ENTRY_BYTES
     }
+}
+
+/// Blocks of a record with `length` bytes of data: its header, and its data.
+pub(super) fn record_blocks(length: ByteCount) -> u64 {
+    1 + length.get().div_ceil(BLOCK_BYTES)
 }
 
 /// Most bytes of a footer's entry beside key and meta: hash, checksum and five varints of at most ten bytes each.

@@ -26,7 +26,7 @@ use super::super::reasons::WrittenFor;
 use super::super::under_way::Pending;
 use super::Writer;
 
-/// Bytes under way at once.
+/// Bytes under way at once, as [`Append::cost`] counts them.
 const WINDOW_BYTES: u64 = 32 << 20;
 /// Bytes of one request: a larger one keeps the ring's thread busy for too long.
 const REQUEST_BYTES: usize = 4 << 20;
@@ -68,7 +68,7 @@ impl Writer {
         let facts = RecordFacts { order, ..facts };
         match self.submit(&append, &facts) {
             Some((place, ticket)) => {
-                self.flight_bytes += append.length.get();
+                self.flight_bytes += append.cost().get();
                 self.flight.push_back(Flight { append, facts, place, ticket, started: Instant::now() });
             }
             None => self.finish(append, None),
@@ -126,10 +126,11 @@ impl Writer {
     /// Waits for the record that was started first.
     pub(super) fn reap_one(&mut self) {
         let Some(Flight { append, facts, place, ticket, started }) = self.flight.pop_front() else { return };
-        let bytes = append.length.get();
-        self.flight_bytes -= bytes;
+        let cost = append.cost().get();
+        self.flight_bytes -= cost;
         // What was started together is waited for together: a disk that ends nothing for that long hangs.
         let busy_since = started.max(self.last_end);
+        let was_busy = started <= self.last_end;
         let outcome = ticket.wait(self.shared.limit.saturating_sub(busy_since.elapsed()));
         let now = Instant::now();
         let is_late = outcome.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::TimedOut);
@@ -144,10 +145,11 @@ impl Writer {
                 };
                 self.device.count_written(reason, facts.blocks() * BLOCK_BYTES);
                 if reason == WrittenFor::Objects {
-                    self.device.work.stored_bytes.fetch_add(bytes, Ordering::Relaxed);
+                    self.device.work.stored_bytes.fetch_add(append.length.get(), Ordering::Relaxed);
                 }
                 self.device.work.write_times.observe(now.saturating_duration_since(started));
-                self.shared.measured(&self.device, bytes, now.saturating_duration_since(busy_since));
+                let taken = now.saturating_duration_since(busy_since);
+                self.device.admission.lock().measured(cost, taken, was_busy);
                 // The zone is gone when another record of it failed, or could not be loaded.
                 self.abandon_zone_if_given_up();
                 let open = self.open.as_mut().filter(|open| self.device.zone_id(open.zone) == place.zone);
@@ -207,7 +209,8 @@ impl Writer {
 
     /// Tells the index and the owner how a record ended. `written`: where it stands, and its blocks.
     fn finish(&mut self, append: Append, written: Option<(Place, u32)>) {
-        let Append { hash, version, length, memory, durable, origin, uses, done, .. } = append;
+        let cost = append.cost();
+        let Append { hash, version, memory, durable, origin, uses, done, .. } = append;
         // Its owner, who is told below, takes the segment back only when nobody else has it mapped.
         drop(memory);
         let stored = {
@@ -241,7 +244,7 @@ impl Writer {
             // The zone from which it is moved may not be void yet.
             self.shared.put_back(&hash, version, from);
         }
-        self.device.queue.settle(length);
+        self.device.queue.settle(cost);
         match written {
             Some((place, _)) if durable && stored == Stored::Yes => self.awaiting.push((place.zone, done)),
             _ => done(stored),
@@ -249,12 +252,13 @@ impl Writer {
     }
 
     fn finish_superseded(&self, append: Append) {
-        let Append { hash, version, length, memory, origin, done, .. } = append;
+        let cost = append.cost();
+        let Append { hash, version, memory, origin, done, .. } = append;
         drop(memory);
         if matches!(origin, Origin::Owner(_)) {
             self.shared.pending.lock().end(hash, version);
         }
-        self.device.queue.settle(length);
+        self.device.queue.settle(cost);
         done(Stored::Superseded);
     }
 }
