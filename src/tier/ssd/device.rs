@@ -8,7 +8,7 @@ mod trouble;
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -54,6 +54,8 @@ pub(super) struct Device {
     is_failing: AtomicBool,
     is_full: AtomicBool,
     is_short_of_zones: AtomicBool,
+    /// Real bytes that its content occupied when that last changed.
+    allocated_bytes: AtomicU64,
     /// Whether a start may find a zone that was given up.
     may_find_given_up: AtomicBool,
     /// Guards why it gets no more writes, and when an answer last came too late.
@@ -89,6 +91,7 @@ impl Device {
     ) -> Self {
         zones.iter_mut().skip(count as usize).for_each(Zone::close_if_empty);
         let may_find_given_up = zones.iter().any(Zone::is_given_up).into();
+        let allocated = disk.allocated().unwrap_or_default();
         Self {
             name,
             number,
@@ -108,6 +111,7 @@ impl Device {
             is_failing: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
             is_short_of_zones: AtomicBool::new(false),
+            allocated_bytes: AtomicU64::new(allocated.get()),
             may_find_given_up,
             trouble: Mutex::default(),
         }
@@ -161,6 +165,19 @@ impl Device {
         if let Err(error) = self.disk.cut(ByteCount(end)) {
             tracing::warn!(device = self.name, %error, "blocks beyond the capacity are not given back");
         }
+        self.note_allocated();
+    }
+
+    /// Looks how many real bytes its content occupies. Waits for its filesystem.
+    fn note_allocated(&self) {
+        if let Ok(bytes) = self.disk.allocated() {
+            self.allocated_bytes.store(bytes.get(), Ordering::Relaxed);
+        }
+    }
+
+    /// Real bytes that its content occupied when that last changed. Asks the disk nothing.
+    pub(super) fn allocated(&self) -> ByteCount {
+        ByteCount(self.allocated_bytes.load(Ordering::Relaxed))
     }
 
     /// Blocks of the zones that hold records, or may get some.
@@ -219,6 +236,7 @@ impl Device {
         zones[number as usize] = open;
         drop(zones);
         let Err(error) = self.disk.allocate(ByteCount(zone_offset(number + 1, self.zone_blocks))) else {
+            self.note_allocated();
             return Ok(Some(number));
         };
         self.change_zone(number, |zone| *zone = Zone::ABSENT);

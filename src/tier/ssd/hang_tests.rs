@@ -63,6 +63,23 @@ fn a_disk_that_hangs_with_many_records_under_way_is_removed_and_stopped_in_time(
     }
 }
 
+/// As on a server that is away: `stat` does not return.
+#[test]
+fn a_status_is_told_though_the_filesystem_of_a_disk_does_not_answer() {
+    let disk = MemoryDisk::new();
+    let (tier, _) = running(std::slice::from_ref(&disk), &config(1, 8));
+    assert_eq!(store(&tier, b"key", 1, 5000), Stored::Yes);
+    disk.holds_allocations.store(true, Ordering::Relaxed);
+    let (tell, told) = sync_channel(1);
+    std::thread::scope(|scope| {
+        scope.spawn(|| tell.send(tier.status()).unwrap());
+        let status = told.recv_timeout(LIMIT);
+        disk.holds_allocations.store(false, Ordering::Relaxed);
+        let length = disk.content.lock().len();
+        assert_eq!(status.unwrap().devices[0].allocated, ByteCount(length as u64));
+    });
+}
+
 /// What a thread has in hand, and gives up, only that thread can end.
 #[test]
 fn who_looks_through_a_disk_has_none_of_its_loads_in_hand() {

@@ -233,10 +233,12 @@ impl Shared {
             self.unusable.lock().iter().map(|(name, reason)| DeviceStatus::unusable(name, reason)).collect();
         let devices = self.devices.all();
         let in_use = devices.iter().map(|device| {
-            let admission = device.admission.lock();
             let written = device.work.written.total();
-            let day = admission.day(written, self.started.elapsed());
-            DeviceStatus::of(device, admission.rate(), day)
+            let (rate, day) = {
+                let admission = device.admission.lock();
+                (admission.rate(), admission.day(written, self.started.elapsed()))
+            };
+            DeviceStatus::of(device, rate, day)
         });
         self.counters.status(SsdStatus {
             objects: self.index.len() as u64,

@@ -38,7 +38,7 @@ pub struct DeviceStatus {
     pub uuid: Option<Uuid>,
     /// Bytes of all its zones.
     pub capacity: ByteCount,
-    /// Real bytes that it occupies.
+    /// Real bytes that it occupied when its last zone was made.
     pub allocated: ByteCount,
     /// Bytes of a zone.
     pub zone_bytes: ByteCount,
@@ -145,7 +145,7 @@ impl DeviceStatus {
         Self { name: name.to_owned(), trouble: Some(reason.clone()), ..Self::default() }
     }
 
-    /// A disk in use.
+    /// A disk in use. Asks it nothing: it may not answer, and those who look keep others waiting.
     pub(super) fn of(device: &Device, write_rate: ByteCount, day: Option<DayStatus>) -> Self {
         let zones = device.zones_in_capacity();
         let zone_bytes = ByteCount(u64::from(device.zone_blocks) * BLOCK_BYTES);
@@ -160,7 +160,7 @@ impl DeviceStatus {
             trouble: device.trouble(),
             uuid: Some(device.uuid),
             capacity: ByteCount(zones.len() as u64 * zone_bytes.get()),
-            allocated: device.disk.allocated().unwrap_or_default(),
+            allocated: device.allocated(),
             zone_bytes,
             free_zones: count(&[ZoneState::Free, ZoneState::Absent]),
             used_zones: count(&[ZoneState::Open, ZoneState::Closed, ZoneState::Reclaiming]),

@@ -48,7 +48,7 @@ pub(super) struct MemoryDisk {
     pub(super) refused: Mutex<Vec<u8>>,
     /// The error number with which allocations fail, 0 for none.
     pub(super) allocate_error: AtomicI32,
-    /// Allocations wait until this is false.
+    /// Allocations, and questions how much is allocated, wait until this is false.
     pub(super) holds_allocations: AtomicBool,
     /// Requests do not end, until they are [let go](Self::let_go).
     pub(super) hangs: AtomicBool,
@@ -92,6 +92,12 @@ impl MemoryDisk {
             std::mem::take(&mut *held)
         };
         held.into_iter().for_each(|(request, completion)| self.end(request, &completion));
+    }
+
+    fn wait_for_allocations(&self) {
+        while self.holds_allocations.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn end(&self, request: Request, completion: &Completion) {
@@ -188,9 +194,7 @@ impl Disk for MemoryDisk {
     }
 
     fn allocate(&self, length: ByteCount) -> io::Result<()> {
-        while self.holds_allocations.load(Ordering::Relaxed) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        self.wait_for_allocations();
         let errno = self.allocate_error.load(Ordering::Relaxed);
         if errno != 0 {
             return Err(io::Error::from_raw_os_error(errno));
@@ -220,6 +224,7 @@ impl Disk for MemoryDisk {
     }
 
     fn allocated(&self) -> io::Result<ByteCount> {
+        self.wait_for_allocations();
         self.length()
     }
 }
