@@ -10,10 +10,10 @@ use tidefs_engine::types::ByteCount;
 use super::directory_records::UNKEPT_PAUSE;
 use super::history::Ending;
 use super::room::footprint;
-use super::ssd::MayLend;
+use super::ssd::{Leaving, MayLend};
 use super::{Datapath, Marks, Object, State};
 use crate::namespace::{Ino, Slot};
-use crate::tier::ssd::SsdTier;
+use crate::tier::ssd::{SsdTier, cost_of};
 
 /// Objects that are sent to the disks between two looks at the free room.
 const SENT_AT_ONCE: usize = 16;
@@ -63,17 +63,21 @@ impl Datapath {
         let mut leaving = Vec::new();
         {
             let mut state = self.lock();
-            let mut freed = ByteCount::ZERO;
+            // Those of this round are not in a queue yet.
+            let (mut freed, mut ahead) = (ByteCount::ZERO, ByteCount::ZERO);
             while freed < missing && leaving.len() < SENT_AT_ONCE {
                 let Some(victim) = state.victim_anywhere(Slot::ROOT) else { break };
-                let size = state.object(victim).map(|object| object.size).unwrap_or_default();
-                // Those of this round are not in the queue yet.
-                if !ssd.has_room_in_queue(size.saturating_add(freed)) {
+                if !self.has_way_out(ssd, &state, victim, ahead) {
                     break;
                 }
+                let size = state.object(victim).map(|object| object.size).unwrap_or_default();
                 freed = freed.saturating_add(footprint(size));
                 let ending = Ending::Evicted { for_directory: Ino::ROOT };
-                leaving.push(self.let_leave(&mut state, victim, ending, MayLend::Yes));
+                let one = self.let_leave(&mut state, victim, ending, MayLend::Yes);
+                if let Leaving::Lent(lent) = &one {
+                    ahead = ahead.saturating_add(cost_of(lent.size));
+                }
+                leaving.push(one);
             }
         }
         let has_sent = !leaving.is_empty();
@@ -94,16 +98,16 @@ impl Datapath {
             let mut state = self.lock();
             state.domains.set_below(ssd.records());
             let next: Vec<Slot> = state.domains.coldest(COPIED_AHEAD);
-            let mut bytes = ByteCount::ZERO;
+            let mut ahead = ByteCount::ZERO;
             for slot in next {
                 let size = state.object(slot).map(|object| object.size).unwrap_or_default();
                 if size > longest || !state.lacks_copy(ssd, slot) {
                     continue;
                 }
-                bytes = bytes.saturating_add(size);
-                if chosen.len() == SENT_AT_ONCE || !ssd.has_room_in_queue(bytes) {
+                if chosen.len() == SENT_AT_ONCE || !state.has_room_on(ssd, slot, ahead) {
                     break;
                 }
+                ahead = ahead.saturating_add(cost_of(size));
                 chosen.push(slot);
             }
         }
@@ -153,5 +157,63 @@ impl State {
             object.is_storable() && !has_one
         };
         !self.leaves_first(slot) && self.object(slot).is_some_and(lacks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    use super::super::testing::{attach_disk, directory, disks_with, make, unprivileged};
+    use super::*;
+
+    /// A MiB, with which each object of these tests is filled, and its header are less than half of it.
+    const QUEUE_MAX: ByteCount = ByteCount::kib(2500);
+
+    #[test]
+    fn what_the_queue_has_no_room_for_is_not_sent_and_stays_as_cold_as_it_was() {
+        let (_place, datapath) = unprivileged();
+        let disk = tempfile::tempdir_in("/var/tmp").unwrap();
+        let datapath = Arc::new(datapath);
+        attach_disk(&datapath, disk.path(), QUEUE_MAX);
+        let inos: Vec<Ino> = (0..8).map(|number| make(&datapath, Ino::ROOT, &format!("k{number}"))).collect();
+        assert!(datapath.send_coldest(ByteCount::mib(8)));
+        let are_on_disk = |inos: &[Ino]| {
+            let state = datapath.lock();
+            let is_there = |&ino: &Ino| {
+                let object = state.tree.by_ino(ino).and_then(|slot| state.object(slot));
+                object.is_some_and(Object::is_on_ssd_alone)
+            };
+            inos.iter().map(is_there).collect::<Vec<bool>>()
+        };
+        let end = Instant::now() + Duration::from_secs(20);
+        while are_on_disk(&inos[..2]) != [true; 2] {
+            assert!(Instant::now() < end, "the coldest two have room");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(are_on_disk(&inos[2..]), [false; 6]);
+        let mut state = datapath.lock();
+        let next = state.victim_anywhere(Slot::ROOT).map(|slot| state.tree.ino(slot));
+        assert_eq!(next, Some(inos[2]));
+        drop(state);
+        let status = datapath.ssd().unwrap().status();
+        assert_eq!((status.refused_queue, datapath.telemetry().ssd_refusals.get()), (0, 0));
+    }
+
+    #[test]
+    fn what_leaves_a_quota_and_is_lost_as_no_disk_has_room_is_counted_as_refused() {
+        let (_place, datapath) = unprivileged();
+        let ssd = Arc::new(SsdTier::without_disks(&disks_with(QUEUE_MAX)).unwrap());
+        datapath.attach_new_ssd(Arc::clone(&ssd));
+        let ns = directory(&datapath, b"ns");
+        datapath.set_attribute(ns, b"user.tidefs.quota", b"2MiB", None).unwrap();
+        // Those of directories are sent again.
+        let before = ssd.status().refused_disk;
+        ["k0", "k1", "k2"].iter().for_each(|name| _ = make(&datapath, ns, name));
+        let lost = 3 - datapath.overview().unwrap().objects;
+        assert!(lost > 0, "the quota holds two");
+        let refused = ssd.status().refused_disk - before;
+        assert_eq!((refused, datapath.telemetry().ssd_refusals.get()), (lost, lost));
     }
 }

@@ -292,7 +292,8 @@ impl Datapath {
                 let Some(victim) = state.victim_anywhere(Slot::ROOT) else { break };
                 let size = state.object(victim).map(|object| object.size).unwrap_or_default();
                 // What finds no room in a queue would be dropped: those before it make some.
-                let has_room = self.disks_have_room(size);
+                let has_room =
+                    self.ssd.get().is_none_or(|ssd| self.has_way_out(ssd, &state, victim, ByteCount::ZERO));
                 if !has_room
                     && are_in_time
                     && let Some(first) = under_way.pop_front()

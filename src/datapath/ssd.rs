@@ -69,7 +69,7 @@ pub(super) enum MayLend {
     No,
     /// If the disks have room for it.
     IfRoom,
-    /// They have. If others were faster it stays.
+    /// They have.
     Yes,
 }
 
@@ -146,6 +146,12 @@ impl State {
             object.marks.set(Marks::STALE_ON_SSD, true);
         }
         Some(lent)
+    }
+
+    /// Whether the disk to which the object in `slot` goes would take it right now, behind `ahead` bytes of others.
+    pub(super) fn has_room_on(&self, ssd: &SsdTier, slot: Slot, ahead: ByteCount) -> bool {
+        let size = self.object(slot).map(|object| object.size).unwrap_or_default();
+        self.ssd_key(slot).is_some_and(|key| ssd.has_room_for(&key, size, ahead))
     }
 
     /// Takes a sealed object out of its order and the accounts of memory.
@@ -226,9 +232,14 @@ impl Datapath {
         victim: Slot,
         (ending, may): (Ending, MayLend),
     ) -> Option<Lent> {
-        let size = state.object(victim)?.size;
-        let has_room = may == MayLend::Yes || ssd.has_room_in_queue(size);
-        let lent = has_room.then(|| state.send(victim)).flatten()?;
+        if may != MayLend::Yes && !state.has_room_on(ssd, victim, ByteCount::ZERO) {
+            if state.object(victim).is_some_and(Object::is_storable) {
+                ssd.count_lost();
+                self.telemetry.ssd_refusals.increment();
+            }
+            return None;
+        }
+        let lent = state.send(victim)?;
         state.depart(victim);
         if let Some(object) = state.object_mut(victim) {
             object.marks.set(Marks::STORING, true);
@@ -278,9 +289,10 @@ impl Datapath {
         !matches!(told.recv_timeout(self.settings.deadline), Err(RecvTimeoutError::Timeout))
     }
 
-    /// Whether an object of `size` would be taken by a disk right now; true where there is none.
-    pub(super) fn disks_have_room(&self, size: ByteCount) -> bool {
-        self.ssd.get().is_none_or(|ssd| ssd.has_room_in_queue(size))
+    /// Whether an object may leave memory right now and is not lost for want of room in a queue: it stands elsewhere, or its disk
+    /// would take it behind `ahead` bytes of others.
+    pub(super) fn has_way_out(&self, ssd: &SsdTier, state: &State, slot: Slot, ahead: ByteCount) -> bool {
+        self.has_copy(state, slot) || state.has_room_on(ssd, slot, ahead)
     }
 
     /// The SSD tier gave up a record.

@@ -169,13 +169,7 @@ impl Datapath {
                 }
                 Handed::Changed
             }
-            Err(refused) => {
-                if lent.leaves.is_some() && refused == Refused::QueueFull {
-                    // Others were faster than the look at the queue: it stays for another round.
-                    state.readmit(slot);
-                }
-                Handed::Refused(format!("{refused:?}"), Some(refused))
-            }
+            Err(refused) => Handed::Refused(format!("{refused:?}"), Some(refused)),
         }
     }
 

@@ -1,5 +1,6 @@
 //! A cache without a mount, for tests of what its tables say.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use crate::telemetry::Telemetry;
 use crate::tier::eviction::EvictionParameters;
 use crate::tier::memory::{HugePages, MemoryConfig, MemoryTier};
 use crate::tier::scratch::Scratch;
+use crate::tier::ssd::{Budget, SsdConfig, SsdTier};
 
 const CAPACITY: ByteCount = ByteCount::mib(64);
 
@@ -54,6 +56,34 @@ pub(super) fn reopened(place: &tempfile::TempDir) -> Datapath {
     let datapath = Datapath::new(tier.unwrap(), scratch, clock, settings, Arc::new(Telemetry::default()));
     drop(datapath.recover().unwrap());
     datapath
+}
+
+/// Gives a cache a disk in `place`, on which what waits for it counts `queue_max` at most.
+pub(super) fn attach_disk(datapath: &Arc<Datapath>, place: &Path, queue_max: ByteCount) {
+    let tier = SsdTier::open(&SsdConfig { places: vec![place.to_owned()], ..disks_with(queue_max) });
+    let (_, unnamed) = datapath.attach_ssd(tier.unwrap()).unwrap();
+    datapath.name_objects(unnamed, || false);
+}
+
+/// Disks in no place yet, of 32 MiB, without budgets.
+pub(super) fn disks_with(queue_max: ByteCount) -> SsdConfig {
+    SsdConfig {
+        places: Vec::new(),
+        capacity: ByteCount::mib(32),
+        zone_bytes: ByteCount::mib(4),
+        budget: Budget {
+            bytes_per_second: None,
+            bytes_per_day: None,
+            queue: Duration::from_secs(60),
+            queue_bytes_max: queue_max,
+        },
+        io_uring: false,
+        intents: None,
+        changes: None,
+        epochs: None,
+        days: None,
+        limit: Duration::from_secs(30),
+    }
 }
 
 /// The calling thread, as root.

@@ -99,6 +99,20 @@ impl Admission {
         if !self.has_room(length, queued) {
             return Err(Refused::QueueFull);
         }
+        self.admit_promised(length, queued, written, now)
+    }
+
+    /// The same of what was told that the queue has room for it, whoever was faster since then.
+    ///
+    /// # Errors
+    /// Which budget does not.
+    pub(super) fn admit_promised(
+        &mut self,
+        length: ByteCount,
+        queued: u64,
+        written: u64,
+        now: Duration,
+    ) -> Result<(), Refused> {
         // The bucket holds a second. Nothing is taken out of one budget that the other refuses.
         let rate = self.budget.bytes_per_second.map(ByteCount::get);
         if rate.is_some_and(|rate| !self.bucket.has(length.get(), rate, rate, now)) {

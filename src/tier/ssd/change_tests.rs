@@ -277,7 +277,7 @@ fn a_tier_without_disks_takes_nothing_until_it_gets_one_and_a_start_knows_that_o
     assert!(!config.has_places());
     let tier = SsdTier::without_disks(&config).unwrap();
     tier.start(Arc::new(Told::default())).unwrap();
-    assert!(!tier.has_room_in_queue(ByteCount(1)) && !tier.is_writing());
+    assert!(!tier.has_room_for(b"key", ByteCount(1), ByteCount::ZERO) && !tier.is_writing());
     assert_eq!(tier.add(&place, None), Err(ChangeError::Unusable(Unusable::Missing)));
     std::fs::create_dir(&place).unwrap();
     let few = Some(ByteCount(4096));

@@ -98,7 +98,7 @@ pub use self::identity::Unusable;
 pub use self::load::Missed;
 pub use self::naming::{FoundRecord, Standing, Unnamed};
 pub use self::open::SsdConfig;
-pub use self::queue::Stored;
+pub use self::queue::{Stored, cost_of};
 pub use self::reasons::{DroppedFor, ReadFor, WrittenFor};
 pub use self::recover::{Indexed, RecoverySummary};
 pub use self::status::{DeviceStatus, SsdSpace, SsdStatus};
@@ -149,7 +149,8 @@ pub struct Put {
     pub owner: u32,
     /// How often it was used more than one expects: reclaim writes it again for that, as for uses while it is on disk.
     pub uses: u32,
-    /// Whether it stays where it is all the same: one that is refused cost nothing, and does not count.
+    /// Whether it stays where it is all the same: one that is refused cost nothing, and does not count. It is refused when the
+    /// queue is full, too; for what leaves its place that was asked before, by [`SsdTier::has_room_for`].
     pub is_copy: bool,
 }
 
@@ -246,13 +247,19 @@ impl SsdTier {
         self.shared.enqueue(append, is_copy)
     }
 
-    /// Whether an object of `length` would be taken right now, as far as queues are concerned.
+    /// Whether an object of `length` would be taken right now, as far as the queue is concerned of the disk to which it goes.
+    /// `ahead`: what others count ([`cost_of`]) that are about to be left and are not in a queue yet.
     #[must_use]
-    pub fn has_room_in_queue(&self, length: ByteCount) -> bool {
-        self.shared.has_room_in_queue(length)
+    pub fn has_room_for(&self, key: &[u8], length: ByteCount, ahead: ByteCount) -> bool {
+        self.shared.has_room_for(&self.shared.hash(key), length, ahead)
     }
 
-    /// Whether anything waits to be written, or is being written, by the disk that has least to do.
+    /// Counts an object that is lost to memory because there was [no room](Self::has_room_for) for it.
+    pub fn count_lost(&self) {
+        self.shared.count_lost();
+    }
+
+    /// Whether anything waits to be written, or is being written, by a disk that takes records.
     #[must_use]
     pub fn is_writing(&self) -> bool {
         self.shared.is_writing()

@@ -165,7 +165,7 @@ pub(super) fn fits_a_zone(zone_blocks: u32, facts_blocks: u64, footer_bytes: usi
 }
 
 /// Most data of a record that fits into an empty zone, whatever its key and what its owner keeps beside it.
-fn longest_in_a_zone(zone_blocks: u32) -> ByteCount {
+pub(super) fn longest_in_a_zone(zone_blocks: u32) -> ByteCount {
     let footer = KEY_BYTES_MAX + META_BYTES_MAX + FOOTER_ENTRY_BYTES;
     // The two headers and the trailer, as in `fits_a_zone`.
     let beside = 3 + frame_blocks(footer + FOOTER_OVERHEAD);

@@ -4,7 +4,10 @@
 //! - All records of a key stand on one disk at a time, so that a removal there hides every one of them. Who has one on a disk that
 //!   is leaving, takes no writes or reads nothing writes elsewhere, and its removals go to both.
 //! - What is refused is on its way nowhere, and leaves the index as it was.
+//! - Room in a queue is asked of the disk to which the record would go. What leaves memory on the strength of the answer is not
+//!   refused for a queue that others filled since then.
 //!
+//! Limits: so a queue is passed by what those have in hand that asked at the same moment, an object for each.
 //! Threads: any; nothing here waits for a disk.
 
 use std::sync::Arc;
@@ -14,9 +17,10 @@ use tidefs_engine::types::{ByteCount, Checksum};
 
 use super::admission::Refused;
 use super::device::Device;
-use super::format::{KEY_BYTES_MAX, META_BYTES_MAX, RecordFacts};
-use super::open_zone::fits_a_zone;
+use super::format::{KEY_BYTES_MAX, META_BYTES_MAX, RecordFacts, RecordHash};
+use super::open_zone::{fits_a_zone, longest_in_a_zone};
 use super::queue::{Append, Job, cost_of};
+use super::under_way::UnderWay;
 use super::{Located, Shared};
 
 /// Whether a disk reads nothing, whether it waits for a zone, how much it has to do, and how much it did: the least is asked first.
@@ -28,22 +32,29 @@ pub(super) fn load_of(device: &Device) -> (bool, bool, u64, u64) {
 impl Shared {
     /// Leaves a record for a disk's writer, if the budgets allow it. `is_copy`: as in [`super::Put`].
     pub(super) fn enqueue(&self, append: Append, is_copy: bool) -> Result<(), Refused> {
-        let outcome = self.try_enqueue(append);
-        let counter = match outcome {
-            // What is on its way is not refused.
-            Ok(()) | Err(Refused::Underway) => return outcome,
-            Err(_) if is_copy => return outcome,
-            Err(Refused::QueueFull) => &self.counters.refused_queue,
-            Err(Refused::OverRate) => &self.counters.refused_rate,
-            Err(Refused::OverDay) => &self.counters.refused_day,
-            Err(Refused::TooLarge | Refused::KeyTooLong) => &self.counters.refused_large,
-            Err(Refused::NoDevice) => &self.counters.refused_disk,
-        };
-        counter.fetch_add(1, Ordering::Relaxed);
+        let outcome = self.try_enqueue(append, is_copy);
+        if let Err(refused) = outcome
+            && !is_copy
+        {
+            self.count_refused(refused);
+        }
         outcome
     }
 
-    fn try_enqueue(&self, append: Append) -> Result<(), Refused> {
+    fn count_refused(&self, refused: Refused) {
+        let counter = match refused {
+            Refused::QueueFull => &self.counters.refused_queue,
+            Refused::OverRate => &self.counters.refused_rate,
+            Refused::OverDay => &self.counters.refused_day,
+            Refused::TooLarge | Refused::KeyTooLong => &self.counters.refused_large,
+            Refused::NoDevice => &self.counters.refused_disk,
+            // What is on its way is not refused.
+            Refused::Underway => return,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn try_enqueue(&self, append: Append, is_copy: bool) -> Result<(), Refused> {
         if append.key.len() > KEY_BYTES_MAX || append.meta.len() > META_BYTES_MAX {
             return Err(Refused::KeyTooLong);
         }
@@ -52,15 +63,7 @@ impl Shared {
         if pending.has(hash, version) {
             return Err(Refused::Underway);
         }
-        // All records of a key stand on one disk at a time, so that a removal there hides every one of them.
-        let bound = pending.disks_of(hash).next_back().map(usize::from);
-        let known = self.index.get(&hash);
-        let bound = bound.or_else(|| known.map(|known| known.place.zone.device()));
-        // What stands on a disk that is leaving, takes no writes, or reads nothing, is written elsewhere; its removals go to both.
-        let may_stay = |device: &Arc<Device>| {
-            !device.is_leaving() && !device.is_failing() && !device.overdue.reads_nothing()
-        };
-        let device = bound.and_then(|device| self.devices.get(device)).filter(may_stay);
+        let device = self.disk_for(&pending, &hash, append.length).ok_or(Refused::NoDevice)?;
         let probe = RecordFacts {
             order: 0,
             hash,
@@ -70,28 +73,27 @@ impl Shared {
             key: append.key.clone(),
             meta: append.meta.clone(),
         };
-        let fits =
-            |device: &Arc<Device>| fits_a_zone(device.zone_blocks, probe.blocks(), probe.footer_bytes());
-        // A small disk has smaller zones.
-        let device = device.or_else(|| self.takers().filter(fits).min_by_key(|device| load_of(device)));
-        let device = device.or_else(|| self.least_busy()).ok_or(Refused::NoDevice)?;
-        if !fits(&device) {
+        if !fits_a_zone(device.zone_blocks, probe.blocks(), probe.footer_bytes()) {
             return Err(Refused::TooLarge);
         }
         // Without the record of a directory nothing below it is found.
         if !append.durable && !self.must_stay(&probe) {
-            let now = self.uptime();
+            let (cost, now) = (append.cost(), self.uptime());
             let queued = device.queue.bytes();
             let written = device.work.written.total();
             let mut admission = device.admission.lock();
-            admission.admit(append.cost(), queued, written, now)?;
+            if is_copy {
+                admission.admit(cost, queued, written, now)?;
+            } else {
+                admission.admit_promised(cost, queued, written, now)?;
+            }
         }
         // Of one version that stays where it is not read the removal goes there, too.
         let is_unread = |known: &Located| {
             let disk = self.devices.get(known.place.zone.device());
             disk.is_some_and(|disk| disk.number != device.number && disk.overdue.reads_nothing())
         };
-        if known.is_some_and(|known| known.version == version && is_unread(&known)) {
+        if self.index.get(&hash).is_some_and(|known| known.version == version && is_unread(&known)) {
             self.note_second_place(&hash, version, device.number);
         }
         pending.begin(hash, version, device.number);
@@ -100,6 +102,22 @@ impl Shared {
             return Err(Refused::NoDevice);
         }
         Ok(())
+    }
+
+    /// The disk to which a record of a key with `length` bytes of data goes, if any takes records.
+    fn disk_for(&self, under_way: &UnderWay, hash: &RecordHash, length: ByteCount) -> Option<Arc<Device>> {
+        // All records of a key stand on one disk at a time, so that a removal there hides every one of them.
+        let bound = under_way.disks_of(*hash).next_back().map(usize::from);
+        let bound = bound.or_else(|| self.index.get(hash).map(|known| known.place.zone.device()));
+        // What stands on a disk that is leaving, takes no writes, or reads nothing, is written elsewhere; its removals go to both.
+        let may_stay = |device: &Arc<Device>| {
+            !device.is_leaving() && !device.is_failing() && !device.overdue.reads_nothing()
+        };
+        let device = bound.and_then(|device| self.devices.get(device)).filter(may_stay);
+        // A small disk has smaller zones.
+        let fits = |device: &Arc<Device>| length <= longest_in_a_zone(device.zone_blocks);
+        let device = device.or_else(|| self.takers().filter(fits).min_by_key(|device| load_of(device)));
+        device.or_else(|| self.least_busy())
     }
 
     /// The disk that has least to do, of those that take records.
@@ -114,13 +132,23 @@ impl Shared {
         self.devices.all().into_iter().filter(takes)
     }
 
-    pub(super) fn has_room_in_queue(&self, length: ByteCount) -> bool {
-        self.least_busy()
-            .is_some_and(|device| device.admission.lock().has_room(cost_of(length), device.queue.bytes()))
+    /// See [`super::SsdTier::has_room_for`].
+    pub(super) fn has_room_for(&self, hash: &RecordHash, length: ByteCount, ahead: ByteCount) -> bool {
+        let device = self.disk_for(&self.pending.lock(), hash, length);
+        device.is_some_and(|device| {
+            let queued = device.queue.bytes().saturating_add(ahead.get());
+            device.admission.lock().has_room(cost_of(length), queued)
+        })
+    }
+
+    /// See [`super::SsdTier::count_lost`].
+    pub(super) fn count_lost(&self) {
+        let has_disk = self.least_busy().is_some();
+        self.count_refused(if has_disk { Refused::QueueFull } else { Refused::NoDevice });
     }
 
     pub(super) fn is_writing(&self) -> bool {
-        self.least_busy().is_some_and(|device| device.queue.bytes() > 0)
+        self.takers().any(|device| device.queue.bytes() > 0)
     }
 }
 
@@ -132,8 +160,8 @@ mod tests {
     use tidefs_engine::types::ByteCount;
 
     use super::super::format::ZONES_START;
-    use super::super::testing::{DIRECTORY, MemoryDisk, config, put_of, running, store};
-    use super::super::{Refused, Stored, Unusable};
+    use super::super::testing::{DIRECTORY, MemoryDisk, config, is_right, put_of, running, store};
+    use super::super::{Put, Refused, Stored, Unusable};
 
     const LIMIT: Duration = Duration::from_secs(20);
 
@@ -171,5 +199,34 @@ mod tests {
         let (tier, _) = running(&[MemoryDisk::new()], &config);
         assert_eq!(tier.put(put_of(b"empty", 1, 0), |_| ()), Err(Refused::OverDay));
         assert_eq!(store(&tier, DIRECTORY, 1, 0), Stored::Yes);
+    }
+
+    #[test]
+    fn room_is_asked_of_the_disk_to_which_a_record_goes_and_the_answer_holds_for_what_leaves() {
+        // Two records of ten blocks and their headers for each disk.
+        const LENGTH: usize = 10 * 4096;
+        let (length, queue) = (ByteCount(LENGTH as u64), ByteCount(100_000));
+        let mut config = config(2, 8);
+        config.budget.queue_bytes_max = ByteCount(2 * queue.get());
+        let disks = [MemoryDisk::new(), MemoryDisk::new()];
+        let (tier, _) = running(&disks, &config);
+        assert_eq!(store(&tier, b"key", 1, LENGTH), Stored::Yes);
+        let bound = tier.shared.disks_of(tier.shared.hash(b"key"));
+        let disk = &disks[usize::from(bound[0])];
+        disk.hangs_writes.store(true, Ordering::Relaxed);
+        for version in 2..5 {
+            tier.put(Put { durable: true, ..put_of(b"key", version, LENGTH) }, |_| ()).unwrap();
+        }
+        assert!(!tier.has_room_for(b"key", length, ByteCount::ZERO), "the other disk has nothing to do");
+        assert!(tier.has_room_for(b"other", length, ByteCount::ZERO), "it does not go to that disk");
+        assert!(!tier.has_room_for(b"other", length, queue), "others go there before it");
+        assert!(tier.has_room_for(b"other", ByteCount::mib(1), ByteCount::ZERO), "one may be on its way");
+        assert!(tier.is_writing());
+        let copy = Put { is_copy: true, ..put_of(b"key", 5, LENGTH) };
+        assert_eq!(tier.put(copy, |_| ()), Err(Refused::QueueFull));
+        assert_eq!(tier.put(put_of(b"key", 6, LENGTH), |_| ()), Ok(()), "it asked before the others came");
+        assert_eq!(tier.status().refused_queue, 0, "nothing was lost");
+        disk.let_go();
+        assert!(tier.flush(LIMIT) && is_right(&tier, b"key", 6, LENGTH));
     }
 }

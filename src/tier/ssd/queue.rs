@@ -48,7 +48,8 @@ pub(super) enum Origin {
 
 /// Bytes that a record with `length` bytes of data counts on its way: what it holds of memory, and takes of the disk. Those are
 /// whole blocks, and one for its header, in which its key and what its owner keeps beside it have room.
-pub(super) fn cost_of(length: ByteCount) -> ByteCount {
+#[must_use]
+pub fn cost_of(length: ByteCount) -> ByteCount {
     ByteCount(record_blocks(length).saturating_mul(BLOCK_BYTES))
 }
 
