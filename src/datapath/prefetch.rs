@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use hashbrown::HashMap;
 use tidefs_engine::types::{ByteCount, KeyHash};
 
 use super::promote::Promoted;
@@ -39,14 +40,16 @@ pub(super) struct Ahead {
     successors: Option<Recent>,
     /// Bytes that are loaded ahead and not used yet, and of those on their way.
     bytes: u64,
-    /// What was loaded, and when, in milliseconds; the oldest first. Some of it was used since.
-    unused: VecDeque<(u64, Ino)>,
+    /// What was loaded, and when, in milliseconds; the oldest first. Some of it was used since, or left and was loaded again.
+    loads: VecDeque<(u64, Ino)>,
+    /// Of what is not used yet, which of these loads brought it.
+    unused: HashMap<Ino, u64>,
     telemetry: Arc<Telemetry>,
 }
 
 impl Ahead {
     pub(super) fn new(telemetry: Arc<Telemetry>) -> Self {
-        Self { successors: None, bytes: 0, unused: VecDeque::new(), telemetry }
+        Self { successors: None, bytes: 0, loads: VecDeque::new(), unused: HashMap::new(), telemetry }
     }
 }
 
@@ -88,11 +91,13 @@ impl State {
 
     /// What was loaded ahead too long ago counts no more.
     fn settle_unused(&mut self, now_ms: u64) {
-        while let Some(&(loaded_ms, ino)) = self.ahead.unused.front()
+        while let Some(&(loaded_ms, ino)) = self.ahead.loads.front()
             && now_ms.saturating_sub(loaded_ms) >= UNUSED_MAX_MS
         {
-            self.ahead.unused.pop_front();
-            if let Some(slot) = self.tree.by_ino(ino) {
+            self.ahead.loads.pop_front();
+            // A later load may have brought it since.
+            let is_unused = self.ahead.unused.get(&ino) == Some(&loaded_ms);
+            if let Some(slot) = self.tree.by_ino(ino).filter(|_| is_unused) {
                 self.settle_ahead(slot, false);
             }
         }
@@ -104,6 +109,8 @@ impl State {
         let Some(object) = self.object_mut(slot).filter(was_ahead) else { return false };
         object.marks.set(Marks::PREFETCHED, false);
         let size = object.size.get();
+        let ino = self.tree.ino(slot);
+        self.ahead.unused.remove(&ino);
         self.ahead.bytes = self.ahead.bytes.saturating_sub(size);
         let telemetry = &self.ahead.telemetry;
         if is_used { &telemetry.ssd_prefetches_useful } else { &telemetry.ssd_prefetches_wasted }.increment();
@@ -219,7 +226,9 @@ impl Datapath {
             return;
         };
         object.marks.set(Marks::PREFETCHED, true);
-        state.ahead.unused.push_back((self.now_ms(), ino));
+        let now_ms = self.now_ms();
+        state.ahead.loads.push_back((now_ms, ino));
+        state.ahead.unused.insert(ino, now_ms);
         self.telemetry.ssd_prefetches.increment();
         if let Some(slot) = slot.filter(|_| is_wanted) {
             state.settle_ahead(slot, true);
@@ -233,21 +242,47 @@ mod tests {
     use super::super::testing::{caller, unprivileged};
     use super::*;
 
-    #[test]
-    fn of_two_loads_ahead_that_brought_one_object_the_second_gives_its_budget_back() {
-        let (_place, datapath) = unprivileged();
+    /// A cache with an object of 5000 bytes.
+    fn with_one() -> (tempfile::TempDir, Datapath, Ino) {
+        let (place, datapath) = unprivileged();
         let options = OpenOptions { write: true, ..OpenOptions::default() };
         let (_, opened) = datapath.create(&caller(), Ino::ROOT, b"key", 0o644, options).unwrap();
         datapath.write(opened.handle, 0, &[1; 5000]).unwrap();
         datapath.flush(&caller(), opened.handle).unwrap();
         datapath.release(opened.handle);
+        (place, datapath, opened.ino)
+    }
+
+    #[test]
+    fn of_two_loads_ahead_that_brought_one_object_the_second_gives_its_budget_back() {
+        let (_place, datapath, ino) = with_one();
         datapath.lock().ahead.bytes = 10_000;
-        let end = || datapath.ended_ahead(opened.ino, ByteCount(5000), true, false);
+        let end = || datapath.ended_ahead(ino, ByteCount(5000), true, false);
         end();
         end();
         assert_eq!((datapath.lock().ahead.bytes, datapath.telemetry().ssd_prefetches.get()), (5000, 1));
-        let slot = datapath.lock().tree.by_ino(opened.ino).unwrap();
+        let slot = datapath.lock().tree.by_ino(ino).unwrap();
         assert!(datapath.lock().settle_ahead(slot, true));
         assert_eq!(datapath.lock().ahead.bytes, 0);
+    }
+
+    #[test]
+    fn what_is_loaded_ahead_again_is_waited_for_from_then_on() {
+        let (_place, datapath, ino) = with_one();
+        datapath.lock().ahead.bytes = 10_000;
+        let slot = datapath.lock().tree.by_ino(ino).unwrap();
+        datapath.ended_ahead(ino, ByteCount(5000), true, false);
+        assert!(datapath.lock().settle_ahead(slot, true));
+        // Its second load comes in another millisecond.
+        std::thread::sleep(Duration::from_millis(2));
+        datapath.ended_ahead(ino, ByteCount(5000), true, false);
+        let mut state = datapath.lock();
+        let [(first_ms, _), (second_ms, _)] = [state.ahead.loads[0], state.ahead.loads[1]];
+        let wasted = || datapath.telemetry().ssd_prefetches_wasted.get();
+        state.settle_unused(first_ms + UNUSED_MAX_MS);
+        assert_eq!((state.ahead.bytes, wasted()), (5000, 0));
+        state.settle_unused(second_ms + UNUSED_MAX_MS);
+        assert_eq!((state.ahead.bytes, wasted()), (0, 1));
+        assert!(state.ahead.unused.is_empty() && state.ahead.loads.is_empty());
     }
 }
