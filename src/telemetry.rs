@@ -107,7 +107,7 @@ counters! {
     ssd_promotion_misses: "tidefs_ssd_promotion_misses_total", "Objects that could not be brought back, which is a miss.";
     ssd_prefetches: "tidefs_ssd_prefetches_total", "Objects brought into memory ahead of their use, along a chain or because a client named them.";
     ssd_prefetches_useful: "tidefs_ssd_prefetches_useful_total", "Of these, those that were used then.";
-    ssd_prefetches_wasted: "tidefs_ssd_prefetches_wasted_total", "Of these, those that left memory without.";
+    ssd_prefetches_wasted: "tidefs_ssd_prefetches_wasted_total", "Of these, those that left memory without, or were not used within a minute.";
     ssd_too_slow: "tidefs_ssd_too_slow_total", "Opens told that there is nothing, because loading would have taken longer than computing.";
     ssd_durability_failures: "tidefs_ssd_durability_failures_total", "Objects that were to be durable and are in memory only.";
     blanks_made: "tidefs_blanks_made_total", "Segments whose pages were made before an object that is brought back needed one.";

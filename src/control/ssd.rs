@@ -120,9 +120,11 @@ const OF_DEVICES: [OfDevice; 13] = [
          amplification.",
         |device| Value::Counter(device.stored.get()),
     ),
-    ("tidefs_ssd_reinserted_bytes_total", "Bytes written again by reclaim.", |device| {
-        Value::Counter(device.reinserted.get())
-    }),
+    (
+        "tidefs_ssd_reinserted_bytes_total",
+        "Bytes written again, by reclaim or from a disk that is emptied.",
+        |device| Value::Counter(device.reinserted.get()),
+    ),
     ("tidefs_ssd_read_bytes_total", "Bytes read.", |device| Value::Counter(device.read.get())),
     ("tidefs_ssd_read_errors_total", "Failed reads.", |device| Value::Counter(device.read_errors)),
     ("tidefs_ssd_write_errors_total", "Failed writes.", |device| Value::Counter(device.write_errors)),
@@ -200,7 +202,7 @@ pub(super) fn metrics(status: &ssd::SsdStatus) -> Vec<Family> {
         Family::counter("tidefs_ssd_reclaimed_zones_total", "Zones taken back.", status.reclaimed_zones),
         Family::counter(
             "tidefs_ssd_zone_waits_total",
-            "Times that no zone was free in time, each of which cost what was to be written.",
+            "Times that no zone was free in time. What was to be written was lost, but for removals and pinned objects.",
             status.zone_waits,
         ),
         Family::counter(

@@ -275,11 +275,12 @@ impl Datapath {
     /// [`Error::Stale`] when there is no such object any more.
     pub fn verify_on_ssd(&self, ino: Ino) -> Result<Verdict, Error> {
         let Some(ssd) = self.ssd() else { return Ok(Verdict::Skipped) };
-        let (record, size) = {
+        let (record, size, is_alone) = {
             let state = self.lock();
             let slot = state.slot_of(ino)?;
-            let size = state.object(slot).map(|object| object.size).unwrap_or_default();
-            (state.ssd_record(slot), size)
+            let object = state.object(slot);
+            let size = object.map(|object| object.size).unwrap_or_default();
+            (state.ssd_record(slot), size, object.is_some_and(Object::is_on_ssd_alone))
         };
         let Some(record) = record else { return Ok(Verdict::Skipped) };
         Ok(match ssd.check(&record.key, record.version, size) {
@@ -287,7 +288,10 @@ impl Datapath {
             Err(Missed::Absent) => Verdict::Skipped,
             Err(Missed::Failed) => Verdict::Unreadable,
             Err(Missed::Corrupt) => {
-                self.telemetry.corrupt_objects.increment();
+                // What is in memory too lost a copy.
+                if is_alone {
+                    self.telemetry.corrupt_objects.increment();
+                }
                 Verdict::Corrupt
             }
         })

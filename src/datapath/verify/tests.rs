@@ -1,10 +1,12 @@
 //! What is known of bytes, and of how many nothing is known yet, in a cache without a mount.
 
+use std::os::unix::fs::FileExt as _;
+
 use xattr::FileExt as _;
 
 use super::super::OpenOptions;
 use super::super::room::Loss;
-use super::super::testing::{caller, make, reopened, unprivileged};
+use super::super::testing::{attach_disk, caller, make, reopened, unprivileged};
 use super::*;
 
 #[test]
@@ -61,4 +63,31 @@ fn what_an_earlier_daemon_left_is_counted_until_it_is_checked_or_gone() {
     while datapath.evict(ByteCount::mib(1), Slot::ROOT, Loss::Accepted) > 0 {}
     assert_eq!(left(), 0);
     assert!(!datapath.unverified.are_any(), "who opens an object takes no lock for it any more");
+}
+
+#[test]
+fn a_damaged_record_of_what_is_in_memory_too_costs_no_object_and_counts_as_none() {
+    let (_place, datapath) = unprivileged();
+    let disk = tempfile::tempdir_in("/var/tmp").unwrap();
+    let datapath = Arc::new(datapath);
+    attach_disk(&datapath, disk.path(), ByteCount::mib(8));
+    let ino = make(&datapath, Ino::ROOT, "key");
+    let lent = {
+        let mut state = datapath.lock();
+        let slot = state.tree.by_ino(ino).unwrap();
+        state.send(slot).unwrap()
+    };
+    assert!(datapath.store(lent, false, None));
+    let ssd = datapath.ssd().unwrap();
+    assert!(ssd.flush(Duration::from_secs(20)));
+    // The object is full of ones.
+    let log = disk.path().join("tidefs.ssd");
+    let bytes = std::fs::read(&log).unwrap();
+    let block = bytes.chunks_exact(4096).position(|block| block.iter().all(|&byte| byte == 1)).unwrap();
+    let file = File::options().write(true).open(&log).unwrap();
+    file.write_all_at(b"2", block as u64 * 4096).unwrap();
+    file.sync_all().unwrap();
+    assert_eq!(datapath.verify_on_ssd(ino).unwrap(), Verdict::Corrupt);
+    assert_eq!((ssd.status().corrupt_records, datapath.telemetry.corrupt_objects.get()), (1, 0));
+    assert_eq!(datapath.verify_object(ino).unwrap(), Verdict::Sound);
 }

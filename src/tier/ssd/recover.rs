@@ -288,7 +288,7 @@ impl Shared {
         if let Some(FooterPlace { block, blocks }) = footer {
             match read_footer(device, zone, sequence, block, blocks, self.limit) {
                 Err(error) if may_scan => {
-                    tracing::warn!(device = device.name, zone, %error, "a footer is damaged; the zone is scanned");
+                    tracing::warn!(device = device.name, zone, %error, "a footer cannot be read; the zone is scanned");
                 }
                 outcome => return outcome,
             }
