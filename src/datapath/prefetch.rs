@@ -6,7 +6,8 @@
 //! ahead of the reader.
 //!
 //! Invariants
-//! - A load of a chain begins only when there is free room for it. For what a client names others leave memory.
+//! - A load of a chain begins only when there is free room for it, in memory and in each quota above it. For what a client names
+//!   others leave memory.
 //! - What was loaded ahead and nobody used is bounded by `prefetch_max` bytes, those on their way included. After
 //!   [`UNUSED_MAX_MS`] it is as any other object: while memory is free nothing else would end that.
 //! - Each object that a load ahead brought is counted once: useful when somebody opens it, wasted when it leaves memory or that time
@@ -200,12 +201,21 @@ impl Datapath {
         let running = self.loading_ahead.fetch_add(size.get(), Ordering::Relaxed).saturating_add(size.get());
         let needed = self.settings.write_headroom.saturating_add(ByteCount(running));
         let outcome = match self.tier.usage() {
-            Ok(usage) if usage.free >= needed => self.promote_for(ino, ReadFor::Ahead),
+            Ok(usage) if usage.free >= needed && self.quotas_have_room(ino, ByteCount(running)) => {
+                self.promote_for(ino, ReadFor::Ahead)
+            }
             Ok(_) => Err(Error::NothingEvictable { needed: Some(needed) }),
             Err(error) => Err(error.into()),
         };
         self.loading_ahead.fetch_sub(size.get(), Ordering::Relaxed);
         outcome
+    }
+
+    /// Whether so many more bytes pass no quota above an object.
+    fn quotas_have_room(&self, ino: Ino, more: ByteCount) -> bool {
+        let state = self.lock();
+        let Some(slot) = state.tree.by_ino(ino) else { return false };
+        state.quota_in_the_way(state.tree.node(slot).parent, more, None).is_none()
     }
 
     /// The load of an object of `size` that was begun ahead of its use has ended. `has_loaded`: it brought the object, and no other
@@ -239,7 +249,7 @@ impl Datapath {
 #[cfg(test)]
 mod tests {
     use super::super::OpenOptions;
-    use super::super::testing::{caller, unprivileged};
+    use super::super::testing::{caller, directory, make, unprivileged};
     use super::*;
 
     /// A cache with an object of 5000 bytes.
@@ -284,5 +294,19 @@ mod tests {
         state.settle_unused(second_ms + UNUSED_MAX_MS);
         assert_eq!((state.ahead.bytes, wasted()), (0, 1));
         assert!(state.ahead.unused.is_empty() && state.ahead.loads.is_empty());
+    }
+
+    #[test]
+    fn what_nobody_asked_for_yet_is_not_loaded_where_a_quota_has_no_room_for_it() {
+        let (_place, datapath) = unprivileged();
+        let limited = directory(&datapath, b"limited");
+        let [first, _] = ["k0", "k1"].map(|name| make(&datapath, limited, name));
+        let is_loaded = |quota: &[u8]| {
+            datapath.set_attribute(limited, b"user.tidefs.quota", quota, None).unwrap();
+            datapath.promote_into_free_room(first).is_ok()
+        };
+        assert!(!is_loaded(b"2MiB"), "the other one would leave for it");
+        assert!(is_loaded(b"3MiB"));
+        assert_eq!(datapath.loading_ahead.load(Ordering::Relaxed), 0);
     }
 }
