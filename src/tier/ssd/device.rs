@@ -51,6 +51,8 @@ pub(super) struct Device {
     pub(super) vacating: Vacating,
     /// Whether the next start gives up what it holds.
     pub(super) is_outdated: AtomicBool,
+    /// Whether it would, as its superblock was not written when the others' were.
+    pub(super) is_behind: AtomicBool,
     is_failing: AtomicBool,
     is_full: AtomicBool,
     is_short_of_zones: AtomicBool,
@@ -108,6 +110,7 @@ impl Device {
             is_leaving: AtomicBool::new(false),
             vacating: Vacating::default(),
             is_outdated: AtomicBool::new(false),
+            is_behind: AtomicBool::new(false),
             is_failing: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
             is_short_of_zones: AtomicBool::new(false),

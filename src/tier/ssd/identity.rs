@@ -264,11 +264,11 @@ pub(super) fn read_superblocks(of: &[&dyn Disk]) -> Vec<Result<Option<Superblock
 /// Writes a superblock, durably, over the older of the two copies.
 ///
 /// # Errors
-/// What the disk says.
-pub(super) fn write_superblock(disk: &dyn Disk, superblock: &Superblock) -> io::Result<()> {
+/// What the disk says; `TimedOut` after `limit`.
+pub(super) fn write_superblock(disk: &dyn Disk, superblock: &Superblock, limit: Duration) -> io::Result<()> {
     let bytes = encode(superblock).ok_or(io::ErrorKind::InvalidInput)?;
-    write_blocks(disk, superblock.epoch % 2 * BLOCK_BYTES, &bytes, START_LIMIT)?;
-    flush(disk, START_LIMIT)
+    write_blocks(disk, superblock.epoch % 2 * BLOCK_BYTES, &bytes, limit)?;
+    flush(disk, limit)
 }
 
 /// Writes the superblocks of several disks as [`write_superblock`] does, all at once: of the disks of a pool none is to be

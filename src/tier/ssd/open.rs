@@ -312,7 +312,7 @@ pub(super) fn take_into_use(
     // A copy that an earlier life left may be ahead of the pool, and would count at the next start.
     write_blocks(&*device.disk, 0, &[0; 2 * BLOCK], START_LIMIT)?;
     flush(&*device.disk, START_LIMIT)?;
-    write_superblock(&*device.disk, superblock)?;
+    write_superblock(&*device.disk, superblock, START_LIMIT)?;
     device.cut_surplus();
     Ok(device)
 }

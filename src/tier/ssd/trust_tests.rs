@@ -61,6 +61,50 @@ fn a_disk_whose_first_flush_fails_is_not_trusted_by_the_start_after_that() {
 }
 
 #[test]
+fn a_disk_whose_superblock_fails_once_while_another_is_given_up_goes_ahead_later_and_keeps_what_it_holds() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = SsdConfig { epochs: Some(directory.path().join("epochs.json")), ..config(2, 8) };
+    let disks = [MemoryDisk::new(), MemoryDisk::new()];
+    let (tier, _) = running(&disks, &config);
+    assert!((0..20_u8).all(|number| store(&tier, &[number], 1, 5000) == Stored::Yes));
+    drop(tier);
+    // No thread of its own goes ahead yet.
+    let tier = tier_on(&disks, &config);
+    recover(&tier);
+    let on_second = |number: &u8| tier.shared.disks_of(tier.shared.hash(&[*number])) == [1];
+    let expected: Vec<_> = (0..20_u8).filter(on_second).map(|number| (vec![number], 1, 5000)).collect();
+    let [first, second] = [0, 1].map(|number| tier.shared.devices.get(number).unwrap());
+    disks[1].next_write_error.store(libc::EIO, Ordering::Relaxed);
+    assert!(tier.shared.outdate(&first), "the file of epochs says so");
+    assert!(second.is_behind.load(Ordering::Relaxed));
+    assert_eq!((tier.outdated_disks(), tier.status().devices[1].write_errors), (vec![0], 1));
+    tier.start(Arc::new(Told::default())).unwrap();
+    assert!(SsdTier::flush_disks(std::slice::from_ref(&second), Duration::from_secs(20)));
+    assert!(!second.is_behind.load(Ordering::Relaxed), "what is durable is not on it");
+    drop(tier);
+    assert!(!expected.is_empty());
+    assert_eq!(recover(&tier_on(&disks, &config)).0, expected);
+}
+
+#[test]
+fn nothing_is_durable_on_a_disk_that_is_behind_and_takes_no_writes() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = SsdConfig { epochs: Some(directory.path().join("epochs.json")), ..config(2, 8) };
+    let disks = [MemoryDisk::new(), MemoryDisk::new()];
+    let (tier, _) = running(&disks, &config);
+    let [first, second] = [0, 1].map(|number| tier.shared.devices.get(number).unwrap());
+    disks[1].fails_writes.store(true, Ordering::Relaxed);
+    assert!(tier.shared.outdate(&first));
+    // It is tried with each flush, which would go well.
+    let is_flushed = || SsdTier::flush_disks(std::slice::from_ref(&second), Duration::from_secs(20));
+    assert!((0..3).all(|_| !is_flushed()));
+    assert!(second.is_failing());
+    assert_eq!(tier.outdated_disks(), [0, 1]);
+    disks[1].fails_writes.store(false, Ordering::Relaxed);
+    assert!(!is_flushed(), "it gets no writes until the next start");
+}
+
+#[test]
 fn what_somebody_else_wrote_is_not_touched() {
     let config = config(2, 8);
     let foreign = MemoryDisk::holding(vec![7; 1 << 20]);

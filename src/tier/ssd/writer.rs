@@ -5,7 +5,8 @@
 //! Invariants
 //! - A removal leaves the file of intents when it is durable on the disk, or when that does not need it any more. One that could
 //!   not be written is tried again.
-//! - What is said to be durable was written before the disk was flushed.
+//! - What is said to be durable was written before the disk was flushed, and the disk is not one that the next start gives up
+//!   ([`super::outdated`]).
 //!
 //! Limits: [`UNSETTLED_MAX`] removals are written before they are made durable, though there is more to do; after a failure they
 //! are tried again every [`RETRY`].
@@ -32,7 +33,7 @@ use super::queue::{Done, Job, Next, Stored};
 const IDLE: Duration = Duration::from_secs(1);
 /// Removals that are written before they are made durable, even when there is more to do.
 const UNSETTLED_MAX: usize = 4096;
-/// When removals are tried again after a failure.
+/// When removals, and the superblock of a disk that is behind the others, are tried again after a failure.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// The log's end.
@@ -56,6 +57,8 @@ pub(super) struct Writer {
     full_at: Option<Instant>,
     /// Zones that gave an error.
     pub(super) given_up: GivenUp,
+    /// After a failure, when the disk may be tried to go ahead with the others again.
+    catch_up_at: Option<Instant>,
 }
 
 impl Writer {
@@ -73,6 +76,7 @@ impl Writer {
             awaiting: Vec::new(),
             full_at: None,
             given_up: GivenUp::default(),
+            catch_up_at: None,
         }
     }
 
@@ -90,7 +94,9 @@ impl Writer {
                     self.settle_at = None;
                     let is_written = self.write_unwritten();
                     let is_flushed = self.settle();
-                    self.end_with(is_written && is_flushed, done);
+                    self.catch_up_at = None;
+                    let stays = self.catch_up();
+                    self.end_with(is_written && is_flushed && stays, done);
                 }
                 Next::Job(Job::Close(done)) => {
                     self.close_zone();
@@ -119,6 +125,7 @@ impl Writer {
                 self.write_unwritten();
                 self.settle();
             }
+            self.catch_up();
             self.answer_awaiting();
             self.void_given_up();
         }
@@ -134,6 +141,17 @@ impl Writer {
         }
         self.leave_given_up();
         self.close_zone();
+        self.shared.catch_up(&self.device);
+    }
+
+    /// Has the disk go ahead with the others when it did not with them, now and then. Returns whether it is not behind.
+    fn catch_up(&mut self) -> bool {
+        if self.catch_up_at.is_some_and(|at| Instant::now() < at) {
+            return false;
+        }
+        let stays = self.shared.catch_up(&self.device);
+        self.catch_up_at = (!stays).then(|| Instant::now() + RETRY);
+        stays
     }
 
     pub(super) fn end_with(&self, went_well: bool, done: Done) {
