@@ -82,11 +82,16 @@ fn a_status_is_told_though_the_filesystem_of_a_disk_does_not_answer() {
 
 /// What a thread has in hand, and gives up, only that thread can end.
 #[test]
-fn who_looks_through_a_disk_has_none_of_its_loads_in_hand() {
+fn who_looks_through_a_disk_or_never_comes_back_for_its_loads_has_none_of_them_in_hand() {
     let disk = MemoryDisk::new();
     let (tier, _) = running(std::slice::from_ref(&disk), &config(1, 8));
     assert_eq!(store(&tier, b"key", 5, 9000), Stored::Yes);
     let in_hand = || disk.here.load(Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        let loads_once = scope.spawn(|| is_right(&tier, b"key", 5, 9000));
+        assert!(loads_once.join().unwrap() && in_hand() == 0, "it may never come back for what is late");
+    });
+    assert!(!SsdTier::settle_late_loads());
     tier.check(b"key", Version(5), ByteCount(9000)).unwrap();
     assert_eq!(in_hand(), 0);
     assert!(is_right(&tier, b"key", 5, 9000) && in_hand() > 0);

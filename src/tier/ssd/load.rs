@@ -19,7 +19,7 @@ use super::disk::Request;
 use super::format::{BLOCK, BLOCK_BYTES, RecordFacts, RecordHash, RecordHeader, decode};
 use super::identity::read_blocks;
 use super::index::{Located, Place};
-use super::io::settle_abandoned;
+use super::io::{settle_abandoned, settles_abandoned};
 use super::memory::{Buffer, Memory, Piece};
 use super::reading::Reading;
 use super::reasons::ReadFor;
@@ -102,7 +102,8 @@ impl SsdTier {
     }
 
     /// Lets go of memory that this thread wanted filled, as far as its disk was late and has done so by now. Returns whether
-    /// there is more of it. Waits for nothing.
+    /// there is more of it. Waits for nothing. Who calls it has its loads in hand from then on, and is to call it again for as long
+    /// as there is more.
     #[must_use]
     pub fn settle_late_loads() -> bool {
         settle_abandoned()
@@ -226,8 +227,8 @@ impl Shared {
         let offset = device.offset(zone, place.block);
         let (started, served) = (Instant::now(), device.work.begin_load(padded as u64));
         let is_alone = served == padded as u64;
-        // Only the threads that load for programs look after what they gave up.
-        let how = (is_alone, reason.is_hasty());
+        // What a thread has in hand, and gives up, nobody else can end.
+        let how = (is_alone, reason.is_hasty() && settles_abandoned());
         let reading = Reading::new(&device, offset, &header, memory, (bytes, padded), how);
         let summed = reading.sum_up(self.limit);
         device.work.end_load(padded as u64, summed.is_ok().then_some(served), started.elapsed());

@@ -176,6 +176,11 @@ pub(super) fn settle_abandoned() -> bool {
     own::settle()
 }
 
+/// Whether this thread does that now and then.
+pub(super) fn settles_abandoned() -> bool {
+    own::looks_after()
+}
+
 /// A file, or a block device, that is opened for direct I/O.
 #[derive(Debug)]
 pub(super) struct FileDisk {

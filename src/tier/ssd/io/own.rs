@@ -6,11 +6,12 @@
 //! - What did not end in time stays in the table of the ring, and is looked after by [`settle`], and with the thread's next
 //!   requests. Until then the thread's further requests go by the rings of their disks: the one that is late keeps places of
 //!   this ring, and threads of the kernel that work for this one.
+//! - Who never calls it is to load by the rings of the disks alone ([`looks_after`]): its ring would end with what is late.
 //!
 //! Limits: [`DEPTH`] requests are with the kernel at once; a thread that ends gives late ones [`LINGER`], then keeps their
 //! memory for ever.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
 use io_uring::IoUring;
@@ -37,6 +38,8 @@ enum Own {
 thread_local! {
     /// The ring of this thread, made when it first submits.
     static RING: RefCell<Own> = const { RefCell::new(Own::Untried) };
+    /// Whether this thread has called [`settle`], and so does again.
+    static LOOKS_AFTER: Cell<bool> = const { Cell::new(false) };
 }
 
 struct OwnRing(Requests);
@@ -109,6 +112,7 @@ pub(super) fn submit(job: Job) -> Result<(), Job> {
 
 /// Takes what ended of the requests for which this thread does not wait any more. Returns whether some have not.
 pub(super) fn settle() -> bool {
+    LOOKS_AFTER.set(true);
     RING.with_borrow_mut(|own| {
         let Own::Ready(ring) = own else { return false };
         if !ring.0.is_idle() {
@@ -116,6 +120,11 @@ pub(super) fn settle() -> bool {
         }
         !ring.0.is_idle()
     })
+}
+
+/// Whether this thread looks after what did not end in time.
+pub(super) fn looks_after() -> bool {
+    LOOKS_AFTER.get()
 }
 
 /// Works on this thread's ring until `completion` is over, or `limit` passes.
