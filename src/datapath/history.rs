@@ -66,7 +66,9 @@ pub(super) enum Ending {
 pub(super) const fn dropped_text(reason: Option<DroppedFor>) -> &'static str {
     match reason {
         None => "it was on disk alone, and its disk needed the place, failed, or was removed",
-        Some(DroppedFor::Room) => "its room on disk was needed, and it had not been used there",
+        Some(DroppedFor::Room) => {
+            "its room on disk was needed, and it had not been used there or found no other"
+        }
         Some(DroppedFor::Error) => "its disk gave an error, or other bytes than it was given",
         Some(DroppedFor::Disk) => "its disk was emptied or taken out",
         Some(DroppedFor::Capacity) => "the capacity of its disk became smaller",

@@ -39,7 +39,7 @@ impl Shared {
     }
 
     /// Takes a record out for good: a start does not find it either.
-    pub(super) fn forget_record(&self, hash: &RecordHash, place: Place) {
+    pub(super) fn forget_record(&self, hash: &RecordHash, place: Place, reason: DroppedFor) {
         let dropped = {
             let pending = self.pending.lock();
             let dropped = self.index.remove_if(hash, |found| found.place == place);
@@ -49,7 +49,7 @@ impl Shared {
             }
             dropped
         };
-        self.tell_owner(dropped, DroppedFor::Error);
+        self.tell_owner(dropped, reason);
     }
 
     /// Takes everything out that stands in a zone.

@@ -65,7 +65,7 @@ impl Shared {
     /// A record could not be written once more: it stands where it stood, or else is forgotten.
     pub(super) fn put_back(&self, hash: &RecordHash, version: Version, nowhere: Place) {
         if !self.return_home(hash, version, nowhere) {
-            self.forget_record(hash, nowhere);
+            self.forget_record(hash, nowhere, DroppedFor::Error);
         }
     }
 
@@ -96,5 +96,57 @@ impl Shared {
             self.drop_record(hash, DroppedFor::Error, |found| found.place == home.place);
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering;
+    use std::time::Duration;
+
+    use tidefs_engine::types::ByteCount;
+
+    use super::super::ReadFor;
+    use super::super::memory::{Buffer, Memory};
+    use super::super::queue::{Job, Next};
+    use super::super::testing::*;
+    use super::super::writer::Writer;
+    use super::*;
+
+    const LENGTH: usize = 5000;
+
+    /// Gives the next record to a writer without a thread.
+    fn take(writer: &mut Writer) {
+        let Next::Job(Job::Append(append)) = writer.device.queue.next(Duration::ZERO) else { panic!() };
+        writer.append(append);
+    }
+
+    #[test]
+    fn what_finds_no_zone_to_be_written_once_more_goes_for_room_unless_the_disk_gives_an_error() {
+        for (errno, expected) in [(libc::ENOSPC, DroppedFor::Room), (libc::EIO, DroppedFor::Error)] {
+            let disk = MemoryDisk::new();
+            let tier = tier_on(std::slice::from_ref(&disk), &config(1, 12));
+            recover(&tier);
+            let shared = &tier.shared;
+            let device = Arc::clone(&shared.devices.all()[0]);
+            let mut writer = Writer::new(Arc::clone(shared), Arc::clone(&device));
+            tier.put(put_of(b"key", 7, LENGTH), |_| ()).unwrap();
+            take(&mut writer);
+            writer.close_zone();
+            let hash = shared.hash(b"key");
+            let place = shared.index.get(&hash).unwrap().place;
+            let memory = Memory::Buffer(Arc::new(Buffer::zeroed(LENGTH)));
+            let facts = shared.load_from(place, ByteCount(LENGTH as u64), &memory, ReadFor::Again).unwrap();
+            let _ended = shared.rewrite(&device, &device, place, &facts).unwrap();
+            // Its zone is void by now, and none is taken back for it.
+            shared.homes.forget(&hash);
+            shared.is_reclaim_over.store(true, Ordering::Relaxed);
+            disk.allocate_error.store(errno, Ordering::Relaxed);
+            take(&mut writer);
+            assert_eq!(tier.holds(b"key"), None);
+            let dropped = &shared.counters.dropped;
+            assert_eq!((dropped.of(expected), dropped.total()), (1, 1), "{expected:?}");
+        }
     }
 }

@@ -22,7 +22,7 @@ use super::index::{Located, Place};
 use super::io::{settle_abandoned, settles_abandoned};
 use super::memory::{Buffer, Memory, Piece};
 use super::reading::Reading;
-use super::reasons::ReadFor;
+use super::reasons::{DroppedFor, ReadFor};
 use super::{Shared, SsdTier};
 
 /// How often a load looks again for a record that reclaim moves.
@@ -195,7 +195,7 @@ impl Shared {
             Ok(_) | Err(Missed::Corrupt) => {
                 self.counters.corrupt_records.fetch_add(1, Ordering::Relaxed);
                 tracing::error!(place = ?located.place, "a record of the SSD tier is damaged and is a miss from now on");
-                self.forget_record(hash, located.place);
+                self.forget_record(hash, located.place, DroppedFor::Error);
                 return Err(Missed::Corrupt);
             }
             Err(missed) => return Err(missed),

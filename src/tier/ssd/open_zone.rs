@@ -24,7 +24,7 @@ use super::format::{
 };
 use super::identity::{flush, write_blocks};
 use super::memory::{Buffer, Memory, Piece};
-use super::reasons::WrittenFor;
+use super::reasons::{DroppedFor, WrittenFor};
 use super::writer::Writer;
 use super::zone::{FooterPlace, ZoneState};
 
@@ -57,7 +57,15 @@ pub(super) enum Last {
 impl Writer {
     /// Makes sure that `blocks` and their part of the footer fit into the open zone; opens another if they do not, and
     /// waits for reclaim if there is none. Removals that reclaim wants to be kept are written while it waits.
-    pub(super) fn ensure_zone(&mut self, blocks: u64, footer_bytes: usize, last: Last) -> bool {
+    ///
+    /// # Errors
+    /// Why there is none: no room, or an error of the disk.
+    pub(super) fn ensure_zone(
+        &mut self,
+        blocks: u64,
+        footer_bytes: usize,
+        last: Last,
+    ) -> Result<(), DroppedFor> {
         let deadline = Instant::now() + ZONE_WAIT;
         let zone_blocks = u64::from(self.device.zone_blocks);
         let fits = |open: &OpenZone| {
@@ -67,20 +75,21 @@ impl Writer {
         loop {
             self.abandon_zone_if_given_up();
             if self.open.as_ref().is_some_and(fits) {
-                return true;
+                return Ok(());
             }
             self.close_zone();
             let kept = self.kept_zones(last);
             match self.open_zone(kept) {
-                Ok(true) => return self.open.as_ref().is_some_and(fits),
+                Ok(true) if self.open.as_ref().is_some_and(fits) => return Ok(()),
+                Ok(true) => return Err(DroppedFor::Room),
                 Ok(false) => {}
-                Err(_) => return false,
+                Err(_) => return Err(DroppedFor::Error),
             }
             // Only reclaim frees zones, and who takes the last one has it waiting.
             let is_over = last == Last::Taken || self.shared.is_reclaim_over.load(Ordering::Relaxed);
             if is_over || Instant::now() >= deadline {
                 self.shared.counters.zone_waits.fetch_add(1, Ordering::Relaxed);
-                return false;
+                return Err(DroppedFor::Room);
             }
             if let Some(retain) = self.device.queue.take_retained() {
                 self.retain(retain);

@@ -36,7 +36,7 @@ impl Writer {
     /// Writes a record without data once more, and waits. Returns whether it stands, or is not wanted any more.
     fn write_bare(&mut self, from: Place, facts: RecordFacts) -> bool {
         let (hash, version, footer_bytes) = (facts.hash, facts.version, facts.footer_bytes());
-        if !self.ensure_zone(1, footer_bytes, Last::Taken) {
+        if self.ensure_zone(1, footer_bytes, Last::Taken).is_err() {
             return false;
         }
         let stands = |found: Located| found.place == from && found.version == version;
@@ -89,7 +89,7 @@ impl Writer {
         const ATTEMPTS: u32 = 3;
         let footer_bytes = tombstone_footer_bytes(tombstones.len());
         for _ in 0..ATTEMPTS {
-            if !self.ensure_zone(1, footer_bytes, last) {
+            if self.ensure_zone(1, footer_bytes, last).is_err() {
                 return false;
             }
             let Some(open) = self.open.as_mut() else { return false };

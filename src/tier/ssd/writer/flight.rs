@@ -22,7 +22,7 @@ use super::super::index::{Located, Place};
 use super::super::memory::{Buffer, Piece};
 use super::super::open_zone::Last;
 use super::super::queue::{Append, Origin, Stored};
-use super::super::reasons::WrittenFor;
+use super::super::reasons::{DroppedFor, WrittenFor};
 use super::super::under_way::Pending;
 use super::Writer;
 
@@ -57,8 +57,8 @@ impl Writer {
         if self.device.is_failing() {
             return self.finish(append, None);
         }
-        if !self.ensure_zone(facts.blocks(), facts.footer_bytes(), Last::Left) {
-            return self.do_without_zone(append);
+        if let Err(reason) = self.ensure_zone(facts.blocks(), facts.footer_bytes(), Last::Left) {
+            return self.do_without_zone(append, reason);
         }
         let order = match self.shared.draw_order(&append) {
             Ok(order) => order,
@@ -80,13 +80,16 @@ impl Writer {
 
     /// No zone became free for a record. One that stands nowhere else by now waits for another when it is pinned, or when no zone is
     /// taken back yet.
-    fn do_without_zone(&mut self, append: Append) {
+    fn do_without_zone(&mut self, append: Append, reason: DroppedFor) {
         let Origin::Zone(nowhere) = append.origin else { return self.finish(append, None) };
         let is_at_home = self.shared.return_home(&append.hash, append.version, nowhere);
         let is_early = !self.shared.is_named.load(Ordering::Relaxed);
         let waits = !is_at_home && (is_early || self.shared.is_pinned_at(&append.hash, nowhere));
         let ended = if waits { self.device.queue.push_again(append) } else { Some(append) };
         if let Some(append) = ended {
+            if !is_at_home {
+                self.shared.forget_record(&append.hash, nowhere, reason);
+            }
             self.finish(append, None);
         }
     }
