@@ -205,6 +205,41 @@ fn a_version_that_is_stored_again_survives_a_kill_while_another_removal_waits() 
     assert_eq!(killed(), [""; 0]);
 }
 
+#[test]
+fn a_version_that_is_stored_again_survives_a_kill_while_the_zone_of_its_removal_is_given_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("intents");
+    let config = SsdConfig { intents: Some(path.clone()), ..config(1, 12) };
+    let disk = MemoryDisk::new();
+    let (tier, _) = running(std::slice::from_ref(&disk), &config);
+    let device = Arc::clone(&tier.shared.devices.all()[0]);
+    let close = || {
+        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+        assert!(device.queue.push(Job::Close(queue::report_to(sender))));
+        assert_eq!(receiver.recv_timeout(LIMIT), Ok(Stored::Yes));
+    };
+    // Each in a zone of its own: what is removed, the removal, and what was stored after it.
+    assert_eq!(store(&tier, b"key", 7, 5000), Stored::Yes);
+    close();
+    assert_eq!(store(&tier, b"beside", 1, 5000), Stored::Yes);
+    tier.remove(b"key", Version(7));
+    assert!(tier.flush(LIMIT));
+    close();
+    assert_eq!(store(&tier, b"key", 7, 5000), Stored::Yes);
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
+    // The removal cannot be written elsewhere.
+    disk.fails_writes.store(true, Ordering::Relaxed);
+    let beside = tier.shared.index.get(&tier.shared.hash(b"beside")).unwrap().place;
+    disk.bad_byte.store(device.offset(beside.zone.zone(), beside.block + 1), Ordering::Relaxed);
+    assert_eq!(tier.read(b"beside", Version(1), ByteCount(5000)), Err(Missed::Failed));
+    let end = std::time::Instant::now() + LIMIT;
+    while std::fs::metadata(&path).unwrap().len() == 0 {
+        assert!(std::time::Instant::now() < end, "the removal is not noted");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(found_on(disk.content.lock().clone(), &config), ["beside", "key"]);
+}
+
 /// Its removals stand in the file of the state directory alone, which a restart of the machine takes away.
 #[test]
 fn a_disk_that_could_not_note_removals_is_emptied_by_the_next_start() {

@@ -169,9 +169,7 @@ impl Writer {
         self.device.give_up(zone);
         self.shared.drop_zone(self.device.zone_id(zone), DroppedFor::Error);
         let removals = self.shared.needed_tombstones(&self.device, zone, entries);
-        for removal in &removals {
-            self.shared.intents.add(self.device.number, removal.hash, removal.version);
-        }
+        self.shared.intend(self.device.number, &removals);
         self.given_up.zones.push((zone, removals));
     }
 

@@ -4,7 +4,7 @@
 //! - A removal goes wherever a start may find what it hides: where that stands or is on its way, where a second record of it may
 //!   stand, to disks that are being emptied, and to those with zones that are given up.
 //! - It is left under the lock of what is on its way, which says of which version it is: it does not hide what its owner stores
-//!   meanwhile.
+//!   meanwhile. So does one that is noted once more: the next start does not ask in which order the file of intents came to be.
 //!
 //! Threads: any; nothing here waits for a disk.
 
@@ -96,6 +96,16 @@ impl Shared {
         self.intents.add(device.number, hash, version);
         // Without a writer, of a disk that is being taken out or of a tier that ends, it waits in the file.
         device.queue.push_tombstones([tombstone]);
+    }
+
+    /// Notes removals once more in the file of intents, for another place where they are to stand.
+    pub(super) fn intend(&self, disk: u8, removals: &[Tombstone]) {
+        for removal in removals {
+            // What is stored of its version enters the index under this lock, and says so in the file.
+            let _pending = self.pending.lock();
+            let removal = self.as_of_now(removal);
+            self.intents.add(disk, removal.hash, removal.version);
+        }
     }
 
     /// A removal as it is to be written now. What stands in the index of its version was stored after it, and has to take along

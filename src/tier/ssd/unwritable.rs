@@ -37,9 +37,7 @@ impl Shared {
         let is_trusted = !device.is_outdated.load(Ordering::Relaxed);
         let other = if device.is_leaving() && is_trusted { self.least_busy() } else { None };
         let Some(other) = other else { return false };
-        for removal in removals {
-            self.intents.add(other.number, removal.hash, removal.version);
-        }
+        self.intend(other.number, removals);
         other.queue.push_tombstones(removals.iter().copied())
     }
 
