@@ -224,7 +224,7 @@ impl Device {
         if self.spare_of(&zones) <= kept {
             return Ok(None);
         }
-        let open = Zone { state: ZoneState::Open, sequence, readers: 0, footer: None };
+        let open = Zone { state: ZoneState::Open, sequence, ..Zone::ABSENT };
         let first =
             |state| zones.iter().zip(0u32..).find(|(zone, _)| zone.state == state).map(|(_, index)| index);
         if let Some(number) = first(ZoneState::Free) {

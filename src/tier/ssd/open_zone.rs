@@ -2,6 +2,7 @@
 //!
 //! Invariants
 //! - A footer names only what a flush before it made durable.
+//! - A zone whose footer was not written in time is served, and not used again until the next start: it may be written yet.
 //! - The last free zone is kept for removals of a zone that is being taken back: without them none would become free. When no
 //!   more is taken back, at the end of the tier, it is for all removals that are left: a disk that lost one is not trusted.
 //!
@@ -151,7 +152,7 @@ impl Writer {
             if zone.state == ZoneState::Open {
                 zone.state = ZoneState::Closed;
             }
-            zone.footer = footer.ok();
+            zone.note_footer(footer);
         });
         self.shared.wake_reclaim();
     }
@@ -216,8 +217,9 @@ pub(super) fn write_footer(
         Piece::new(&memory, 0, bytes.len()).map(|piece| Request::write(device.offset(zone, block), piece))
     };
     let requests = request(block, &footer).into_iter().chain(request(last, &trailer)).collect();
-    flush(&*device.disk, limit)?;
-    device.disk.submit(requests).wait(limit)?;
+    flush(&*device.disk, limit)
+        .and_then(|()| device.disk.submit(requests).wait(limit))
+        .inspect_err(|error| device.note_write_error(error))?;
     device.work.written.add(WrittenFor::Structures, footer.len() as u64 + BLOCK_BYTES);
     Ok(FooterPlace { block, blocks })
 }
@@ -246,5 +248,47 @@ impl Device {
         write_blocks(&*self.disk, self.offset(zone, 0), &[0; BLOCK], limit)?;
         self.work.written.add(WrittenFor::Structures, BLOCK_BYTES);
         flush(&*self.disk, limit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::SsdConfig;
+    use super::super::queue::{Job, Next};
+    use super::super::testing::*;
+    use super::*;
+
+    /// Has a writer without a thread store an object.
+    fn write(writer: &mut Writer, tier: &SsdTier, key: &[u8], length: usize) {
+        tier.put(put_of(key, 1, length), |_| ()).unwrap();
+        let Next::Job(Job::Append(append)) = writer.device.queue.next(Duration::ZERO) else { panic!() };
+        writer.append(append);
+        writer.reap_all();
+    }
+
+    #[test]
+    fn a_zone_whose_footer_may_be_written_yet_serves_what_it_holds_and_is_not_used_again() {
+        let disk = MemoryDisk::new();
+        let config = SsdConfig { limit: Duration::from_millis(50), ..config(1, 12) };
+        let tier = tier_on(std::slice::from_ref(&disk), &config);
+        recover(&tier);
+        let device = Arc::clone(&tier.shared.devices.all()[0]);
+        let mut writer = Writer::new(Arc::clone(&tier.shared), Arc::clone(&device));
+        write(&mut writer, &tier, b"key", 5000);
+        disk.hangs_writes.store(true, Ordering::Relaxed);
+        writer.close_zone();
+        disk.hangs_writes.store(false, Ordering::Relaxed);
+        assert!(is_right(&tier, b"key", 1, 5000));
+        let status = tier.status().devices.remove(0);
+        assert_eq!((status.write_errors, status.quarantined_zones), (1, 0));
+        let hash = tier.shared.hash(b"key");
+        let place = tier.shared.index.get(&hash).unwrap().place;
+        assert!(device.end_reading(place.zone.zone(), Duration::from_secs(20)));
+        tier.shared.free_zone(&device, place.zone.zone(), &[(hash, place)], DroppedFor::Room).unwrap();
+        // Where the footer would be written in its zone.
+        write(&mut writer, &tier, b"later", 20_000);
+        disk.let_go();
+        assert!(is_right(&tier, b"later", 1, 20_000));
+        assert_eq!(tier.status().devices[0].quarantined_zones, 1);
     }
 }

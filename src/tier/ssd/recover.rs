@@ -295,8 +295,8 @@ impl Shared {
         }
         let Scan { entries, end } = scan_zone(device, zone, sequence, self.limit)?;
         // Without one it is scanned again at the next start.
-        let footer = write_footer(device, zone, sequence, end, entries.clone(), self.limit).ok();
-        device.change_zone(zone, |zone| zone.footer = footer);
+        let footer = write_footer(device, zone, sequence, end, entries.clone(), self.limit);
+        device.change_zone(zone, |zone| zone.note_footer(footer));
         known.scanned = Some(entries.clone());
         Ok(entries)
     }

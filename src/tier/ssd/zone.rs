@@ -5,7 +5,10 @@
 //!                                     └──── an I/O error ────> Quarantined, until the next start
 //! at a start, without a header that is whole: Headless ─removals are read─> Quarantined
 //! at a start, not read in time: Quarantined ([`super::late`])
+//! taken back, and what was written of it may not have ended: Quarantined, until the next start
 //! ```
+
+use std::io;
 
 use super::format::{BLOCK_BYTES, Order, ZONES_START};
 
@@ -42,10 +45,13 @@ pub(super) struct Zone {
     pub(super) sequence: Order,
     pub(super) readers: u32,
     pub(super) footer: Option<FooterPlace>,
+    /// Whether a write of its present life may end yet: it would change what a later one has there.
+    pub(super) has_late_write: bool,
 }
 
 impl Zone {
-    pub(super) const ABSENT: Self = Self { state: ZoneState::Absent, sequence: 0, readers: 0, footer: None };
+    pub(super) const ABSENT: Self =
+        Self { state: ZoneState::Absent, sequence: 0, readers: 0, footer: None, has_late_write: false };
 
     /// Whether it has records that a start finds.
     pub(super) fn is_in_use(&self) -> bool {
@@ -76,9 +82,17 @@ impl Zone {
         }
     }
 
-    /// It was emptied, and its header is void. One that gave an error meanwhile stays out of use.
+    /// Its footer was written, or was not.
+    pub(super) fn note_footer(&mut self, written: io::Result<FooterPlace>) {
+        self.has_late_write |= written.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::TimedOut);
+        self.footer = written.ok();
+    }
+
+    /// It was emptied, and its header is void. One that gave an error meanwhile, or may be written yet, stays out of use.
     pub(super) fn free(&mut self) {
-        if self.state == ZoneState::Reclaiming {
+        if self.state == ZoneState::Reclaiming && self.has_late_write {
+            (self.state, self.sequence) = (ZoneState::Quarantined, Order::MAX);
+        } else if self.state == ZoneState::Reclaiming {
             self.state = ZoneState::Free;
         }
     }

@@ -31,11 +31,10 @@ pub(super) struct Trouble {
 impl Device {
     /// A write of the device failed. Returns whether it gets no more.
     pub(in crate::tier::ssd) fn count_write_error(&self, error: &io::Error) -> bool {
-        self.work.write_errors.fetch_add(1, Ordering::Relaxed);
+        self.note_write_error(error);
         let errors = self.work.write_errors_in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
         let gives_up = errors >= WRITE_ERRORS_MAX;
         tracing::error!(device = self.name, %error, gives_up, "a write of the SSD tier failed");
-        self.note_late(error);
         if gives_up {
             let reason = match Unusable::from(error) {
                 Unusable::Failing(error) => {
@@ -47,6 +46,12 @@ impl Device {
             self.is_failing.store(true, Ordering::Relaxed);
         }
         gives_up
+    }
+
+    /// A write of the device failed with which nothing is lost: what else is written says whether it gets more.
+    pub(in crate::tier::ssd) fn note_write_error(&self, error: &io::Error) {
+        self.work.write_errors.fetch_add(1, Ordering::Relaxed);
+        self.note_late(error);
     }
 
     /// A read of the device failed.
