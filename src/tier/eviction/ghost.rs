@@ -12,7 +12,8 @@
 //!
 //! Limits: capacity follows the number of cached objects in powers of two, between 2/3 and 4/3 of what is asked
 //! while it grows. Growing copies each bucket to both its halves, so nothing is forgotten and the strangers in
-//! each half age out.
+//! each half age out. Who records waits for one doubling at most: a ghost that is behind what is asked grows with
+//! the next ones, and the first one makes it as large as it needs to be.
 
 use std::num::NonZeroU32;
 
@@ -127,12 +128,15 @@ impl Ghost {
         self.buckets.capacity() * size_of::<[Entry; WAYS]>()
     }
 
-    /// Doubles or halves until the capacity is near `wanted` entries; shrinks late so as not to swing.
+    /// Doubles once, or halves, until the capacity is near `wanted` entries; shrinks late so as not to swing.
     fn fit(&mut self, wanted: usize) {
+        let is_short = |bits: u32| (WAYS << bits).saturating_mul(3) / 2 < wanted && bits < BUCKET_BITS_MAX;
         if self.buckets.is_empty() {
-            self.buckets = vec![[EMPTY; WAYS]; 1];
-        }
-        while self.capacity().saturating_mul(3) / 2 < wanted && self.bucket_bits < BUCKET_BITS_MAX {
+            while is_short(self.bucket_bits) {
+                self.bucket_bits += 1;
+            }
+            self.buckets = vec![[EMPTY; WAYS]; 1 << self.bucket_bits];
+        } else if is_short(self.bucket_bits) {
             self.buckets = self.buckets.iter().flat_map(|&bucket| [bucket, bucket]).collect();
             self.bucket_bits += 1;
         }
@@ -200,7 +204,8 @@ mod tests {
         }
         ghost.record(key(8), 2, 100_000);
         assert!((0..9).all(|number| ghost.take(key(number)) == Some(2)));
-        for number in 0..9 {
+        // It takes more than one round to become as large as it is to be.
+        for number in (0..9).chain(0..9) {
             ghost.record(key(number), 4, 100_000);
         }
         let large = ghost.memory_bytes();
@@ -218,6 +223,26 @@ mod tests {
         }
         let recent = (80_000..100_000).filter(|&number| ghost.take(key(number)).is_some()).count();
         assert!(recent > 18_500, "{recent} of the last 20,000");
+    }
+
+    #[test]
+    fn one_record_waits_for_one_doubling_at_most_and_the_first_for_none() {
+        let mut ghost = Ghost::new(8);
+        ghost.record(key(1), 1, 1);
+        assert_eq!(ghost.buckets.len(), 1);
+        ghost.set_below(1_000_000);
+        let sizes = (2..20).map(|number| {
+            ghost.record(key(number), 1, 1);
+            ghost.buckets.len()
+        });
+        let sizes: Vec<usize> = sizes.collect();
+        assert_eq!((sizes[0], sizes[1], sizes[2]), (2, 4, 8));
+        let mut new = Ghost::new(8);
+        new.set_below(1_000_000);
+        new.record(key(1), 1, 1);
+        assert_eq!(Some(&new.buckets.len()), sizes.last());
+        assert!(new.capacity() * 3 / 2 >= 2_000_000);
+        assert!((1..10).all(|number| ghost.take(key(number)) == Some(1)), "growing forgets nothing");
     }
 
     #[test]
