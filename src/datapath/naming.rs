@@ -8,6 +8,7 @@
 //! - What is written, removed or renamed meanwhile wins over the record on disk: whatever takes a name, or leaves it,
 //!   removes the record under the same lock under which names are given back, and before anybody is told.
 //! - A directory of an earlier life is not removed before all names below it are known.
+//! - A record whose format this daemon does not know is left to the one that wrote it, unless its name is taken.
 //!
 //! Limits: a listing shows what has its name. What an application did not look up is told of zone by zone.
 //! Threads: [`Datapath::name_objects`] has one of its own; [`Datapath::name_one`] waits for the disk, on a load thread.
@@ -19,11 +20,11 @@ use hashbrown::HashMap;
 use tidefs_engine::types::{DirectoryId, ObjectCount};
 
 use super::burial::Doomed;
-use super::ssd::object_key;
+use super::ssd::{object_key, parse_object_key};
 use super::{Datapath, Error, State};
 use crate::namespace::{Directory, Ino, Name, Slot};
-use crate::tier::memory::ObjectRecord;
-use crate::tier::ssd::{FoundRecord, RecoverySummary, SsdTier, Standing, Unnamed};
+use crate::tier::memory::{ObjectRecord, RecordError};
+use crate::tier::ssd::{FoundRecord, SsdTier, Standing, Unnamed};
 
 /// How often what waits for all names looks whether it should end.
 const LOOK: Duration = Duration::from_millis(20);
@@ -38,19 +39,23 @@ pub(super) struct Naming {
     first_new: DirectoryId,
     named: u64,
     objects: u64,
-    /// Whether there are zones that the start could not read: the record of a directory may be in one.
-    has_lost_zones: bool,
+    /// Whether there are zones or records that the start could not read: the record of a directory may be among them.
+    has_unread: bool,
+    /// Objects that are left to the daemon that wrote them.
+    left: u64,
+    /// Records that no daemon should have written.
+    faulty: u64,
 }
 
 impl Naming {
     pub(super) fn new(
         tier: Arc<SsdTier>,
         slots: HashMap<DirectoryId, Slot>,
-        summary: &RecoverySummary,
+        objects: u64,
+        has_unread: bool,
         first_new: DirectoryId,
     ) -> Self {
-        let (objects, has_lost_zones) = (summary.objects, summary.lost_zones > 0);
-        Self { tier, slots, first_new, named: 0, objects, has_lost_zones }
+        Self { tier, slots, first_new, named: 0, objects, has_unread, left: 0, faulty: 0 }
     }
 }
 
@@ -68,13 +73,14 @@ impl State {
 
     /// Gives a node its name. What a disk holds under it and nobody was told of is replaced.
     pub(super) fn take_name(&mut self, slot: Slot, parent: Slot, name: Name) -> Result<(), Error> {
-        if let Some(naming) = &self.naming
+        let tier = self.naming.as_ref().map(|naming| &naming.tier).or(self.unread_on_ssd.as_ref());
+        if let Some(tier) = tier
             && self.tree.child(parent, name.as_bytes()).is_none()
             && let Some(directory) = self.tree.directory(parent)
         {
             let key = object_key(directory.id, name.as_bytes());
-            if let Some(version) = naming.tier.holds(&key) {
-                naming.tier.remove(&key, version);
+            if let Some(version) = tier.holds(&key) {
+                tier.remove(&key, version);
             }
         }
         let was_named = self.tree.get(slot).is_some_and(|node| !node.is_detached());
@@ -106,19 +112,36 @@ impl State {
         self.tell_clients(slot);
     }
 
-    /// Gives an object on disk its name, unless it was removed or replaced meanwhile.
-    fn give_name(&mut self, standing: &Standing, doomed: &mut Vec<Doomed>) {
-        let Some(naming) = &self.naming else { return };
+    /// Gives an object on disk its name, unless it was removed or replaced meanwhile. Returns whether it is left to the daemon
+    /// that wrote it.
+    fn give_name(&mut self, standing: &Standing, doomed: &mut Vec<Doomed>) -> bool {
+        let Some(naming) = &mut self.naming else { return false };
         let tier = Arc::clone(&naming.tier);
         if !tier.stands(standing) {
-            return;
+            return false;
         }
-        let is_its_own = |record: &ObjectRecord| is_record_of(standing, record);
-        let record = ObjectRecord::decode(&standing.record.meta).ok().filter(is_its_own);
+        let record = match ObjectRecord::decode(&standing.record.meta) {
+            Ok(record) if is_record_of(standing, &record) => Some(record),
+            Err(RecordError::Format { .. }) => {
+                let is_taken = parse_object_key(&standing.record.key).is_some_and(|(id, name)| {
+                    let slot = naming.slots.get(&id).copied();
+                    let is_it = |slot: &Slot| self.tree.directory(*slot).is_some_and(|found| found.id == id);
+                    slot.filter(is_it).is_some_and(|slot| self.tree.child(slot, name).is_some())
+                });
+                if !is_taken {
+                    return true;
+                }
+                None
+            }
+            Ok(_) | Err(_) => {
+                naming.faulty += 1;
+                None
+            }
+        };
         let is_known = |record: &ObjectRecord| naming.slots.contains_key(&record.parent);
-        if naming.has_lost_zones && record.as_ref().is_some_and(|record| !is_known(record)) {
+        if naming.has_unread && record.as_ref().is_some_and(|record| !is_known(record)) {
             // A later start may be able to read what its directory is.
-            return;
+            return false;
         }
         let parent = record.as_ref().and_then(|record| {
             let slot = *naming.slots.get(&record.parent)?;
@@ -133,6 +156,25 @@ impl State {
                 tier.own(standing, slot.0);
             }
             None => tier.remove(&standing.record.key, standing.record.version),
+        }
+        false
+    }
+
+    /// All objects on disk have their names, but for those that are left to another daemon.
+    fn end_naming(&mut self) {
+        let Some(Naming { tier, left, faulty, .. }) = self.naming.take() else { return };
+        if left > 0 {
+            tracing::warn!(
+                objects = left,
+                "objects on disk are of a format that this daemon does not know, and are misses: use the daemon that wrote them"
+            );
+            self.unread_on_ssd = Some(tier);
+        }
+        if faulty > 0 {
+            tracing::warn!(
+                objects = faulty,
+                "records on disk were not those of their objects, and are removed"
+            );
         }
     }
 }
@@ -154,12 +196,13 @@ impl Datapath {
             {
                 let mut state = self.lock();
                 let told = standing.iter().flatten();
-                told.for_each(|standing| state.give_name(standing, &mut doomed));
+                let left = told.filter(|standing| state.give_name(standing, &mut doomed)).count();
                 match &standing {
-                    None => state.naming = None,
+                    None => state.end_naming(),
                     Some(standing) => {
                         if let Some(naming) = &mut state.naming {
                             naming.named += standing.len() as u64;
+                            naming.left += left as u64;
                         }
                     }
                 }

@@ -11,11 +11,11 @@ use tidefs_engine::types::{DirectoryId, Version};
 use super::burial::Doomed;
 use super::naming::Naming;
 use super::regroup::Changes;
-use super::ssd::{SsdOwner, directory_key, is_directory_key};
+use super::ssd::{SsdOwner, directory_key, is_directory_key, parse_directory_key};
 use super::{Datapath, Error, Marks, Phase, Place, State};
 use crate::namespace::{Name, Slot, permissions};
 use crate::tier::eviction::Departure;
-use crate::tier::memory::{DirectoryRecord, ObjectRecord, PolicyRecord};
+use crate::tier::memory::{DirectoryRecord, ObjectRecord, PolicyRecord, RecordError};
 use crate::tier::ssd::{Indexed, Owner, RecoverySummary, SsdTier, Standing, Unnamed};
 
 impl Datapath {
@@ -30,10 +30,11 @@ impl Datapath {
         state.has_ssd = true;
         let Indexed { summary, last_version, early, unnamed } = tier.index(&is_directory_key);
         state.next_version = state.next_version.max(Version(last_version.0.saturating_add(1)));
-        let (slots, mut unkept) =
-            self.adopt_directories_of_ssd(&mut state, &tier, early, summary.lost_zones > 0);
+        let mut has_unread = summary.lost_zones > 0;
+        let (slots, mut unkept) = self.adopt_directories_of_ssd(&mut state, &tier, early, &mut has_unread);
         unkept.extend(state.directories_not_on(&tier));
-        state.naming = Some(Naming::new(Arc::clone(&tier), slots, &summary, state.next_directory));
+        let (objects, first_new) = (summary.objects, state.next_directory);
+        state.naming = Some(Naming::new(Arc::clone(&tier), slots, objects, has_unread, first_new));
         drop(state);
         tier.start(self.ssd_owner()).map_err(Error::io("start of the SSD tier's threads"))?;
         let _ = self.ssd.set(tier);
@@ -66,30 +67,55 @@ impl Datapath {
     }
 
     /// Hangs the directories of the SSD tier into the tree. Returns where each directory is, and those that are in memory otherwise
-    /// than on disk: the last life did not come to it.
+    /// than on disk: the last life did not come to it, or another daemon wrote there. `has_unread`: whether there may be records of
+    /// directories that are not found, and from then on, those that this daemon cannot read included.
     fn adopt_directories_of_ssd(
         &self,
         state: &mut State,
         tier: &SsdTier,
         found: Vec<Standing>,
-        has_lost_zones: bool,
+        has_unread: &mut bool,
     ) -> (HashMap<DirectoryId, Slot>, Vec<Slot>) {
         let mut slots = state.directory_slots();
+        let (mut outdated, mut left, mut faulty) = (Vec::new(), 0_u64, 0_u64);
         let decode = |standing: Standing| {
-            let is_its_own = |record: &DirectoryRecord| directory_key(record.id) == standing.record.key;
-            let record = DirectoryRecord::decode(&standing.record.meta).ok().filter(is_its_own);
-            if record.is_none() {
-                tier.remove(&standing.record.key, standing.record.version);
+            let key = &standing.record.key;
+            match DirectoryRecord::decode(&standing.record.meta) {
+                Ok(record) if directory_key(record.id) == *key => return Some((record, standing)),
+                Err(RecordError::Format { .. }) => {
+                    match parse_directory_key(key).and_then(|id| slots.get(&id)) {
+                        // Of the root more may be set there than memory knows.
+                        Some(&slot) if slot != Slot::ROOT => outdated.push(slot),
+                        Some(_) | None => left += 1,
+                    }
+                }
+                Ok(_) | Err(_) => {
+                    faulty += 1;
+                    tier.remove(key, standing.record.version);
+                }
             }
-            Some((record?, standing))
+            None
         };
         let found: Vec<(DirectoryRecord, Standing)> = found.into_iter().filter_map(decode).collect();
+        if left > 0 {
+            *has_unread = true;
+            tracing::warn!(
+                directories = left,
+                "directories on disk are of a format that this daemon does not know, and are left out with what is below them: use \
+                 the daemon that wrote them"
+            );
+        }
+        if faulty > 0 {
+            tracing::warn!(
+                directories = faulty,
+                "records on disk were not those of their directories, and are removed"
+            );
+        }
         let is_new = |(record, _): &&(DirectoryRecord, Standing)| !slots.contains_key(&record.id);
         let new = found.iter().filter(is_new).map(|(record, _)| record.clone()).collect();
         let known = slots.clone();
         self.adopt_policy_of_root(state, &found);
         state.adopt_directories(new, &mut slots);
-        let mut outdated = Vec::new();
         for (record, standing) in found {
             match slots.get(&record.id) {
                 Some(slot) => {
@@ -103,7 +129,7 @@ impl Datapath {
                     }
                 }
                 // What it is below may be in a zone that a later start can read.
-                None if has_lost_zones => {}
+                None if *has_unread => {}
                 None => tier.remove(&standing.record.key, standing.record.version),
             }
         }

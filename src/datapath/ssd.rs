@@ -78,6 +78,12 @@ pub(super) fn object_key(directory: DirectoryId, name: &[u8]) -> Vec<u8> {
     [b"o", &directory.0.to_le_bytes()[..], name].concat()
 }
 
+/// The directory and the name in the key of an object on SSD.
+pub(super) fn parse_object_key(key: &[u8]) -> Option<(DirectoryId, &[u8])> {
+    let (id, name) = key.strip_prefix(b"o")?.split_first_chunk::<8>()?;
+    Some((DirectoryId(u64::from_le_bytes(*id)), name))
+}
+
 /// Whether a key on SSD is one of a directory.
 pub(super) fn is_directory_key(key: &[u8]) -> bool {
     key.first() == Some(&b'd')
@@ -86,6 +92,12 @@ pub(super) fn is_directory_key(key: &[u8]) -> bool {
 /// The key of a directory on SSD.
 pub(super) fn directory_key(directory: DirectoryId) -> Vec<u8> {
     [b"d", &directory.0.to_le_bytes()[..]].concat()
+}
+
+/// The directory whose key on SSD that is.
+pub(super) fn parse_directory_key(key: &[u8]) -> Option<DirectoryId> {
+    let id = <[u8; 8]>::try_from(key.strip_prefix(b"d")?).ok()?;
+    Some(DirectoryId(u64::from_le_bytes(id)))
 }
 
 impl Object {

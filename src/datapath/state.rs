@@ -27,6 +27,7 @@ use crate::namespace::{Body, Ino, Processes, Slot, Tree};
 use crate::telemetry::Telemetry;
 use crate::tier::eviction::chain::ChainTracker;
 use crate::tier::memory::{MemoryTier, NamesClock};
+use crate::tier::ssd::SsdTier;
 
 /// All tables, behind the lock.
 #[derive(Debug)]
@@ -49,6 +50,9 @@ pub struct State {
     pub(super) names: Arc<NamesClock>,
     /// While objects on SSD are without their names.
     pub(super) naming: Option<naming::Naming>,
+    /// The tier, when all objects on it have their names but some that this daemon cannot read: who takes one of these names
+    /// has it removed there.
+    pub(super) unread_on_ssd: Option<Arc<SsdTier>>,
     pub(super) processes: Processes,
     /// When objects with a time to live expire, in wall-clock nanoseconds.
     pub(super) expiry_of: Deadlines<i64>,
@@ -111,6 +115,7 @@ impl State {
             unverified: verify::Unverified::default(),
             names: Arc::clone(tier.names_clock()),
             naming: None,
+            unread_on_ssd: None,
             processes: Processes::default(),
             expiry_of: Deadlines::default(),
             pin_end_of: Deadlines::default(),

@@ -133,31 +133,56 @@ fn record(name: &str, version: u64, size: u64) -> ObjectRecord {
     }
 }
 
-#[test]
-fn a_record_on_disk_whose_name_version_or_size_is_anothers_gets_no_name() {
-    let mut logic = Logic::new(Setup { has_ssd: true, ..super::meanwhile::SETUP });
-    logic.datapath = None;
+fn key_of(directory: DirectoryId, name: &str) -> Vec<u8> {
+    [b"o", &directory.0.to_le_bytes()[..], name.as_bytes()].concat()
+}
+
+fn directory_key_of(directory: DirectoryId) -> Vec<u8> {
+    [b"d", &directory.0.to_le_bytes()[..]].concat()
+}
+
+fn directory_record(id: DirectoryId, name: &str) -> DirectoryRecord {
+    DirectoryRecord {
+        id,
+        parent: DirectoryId::ROOT,
+        name: name.into(),
+        mode: 0o40_755,
+        uid: 0,
+        gid: 0,
+        mtime_ns: 1,
+        ctime_ns: 1,
+        policy: PolicyRecord::default(),
+    }
+}
+
+/// Writes records of version 5 to the disk of a daemon that does not run, by their keys.
+fn write_to_disk(logic: &Logic, records: Vec<(Vec<u8>, Vec<u8>, &[u8])>) {
     let tier = logic.open_ssd();
     let mut unnamed = tier.index(&|_| false).unnamed;
     while tier.next_unnamed(&mut unnamed).is_some() {}
     tier.start(Arc::new(Nobody)).expect("threads");
-    let put = |key: &[&[u8]], meta, data: &[u8]| {
-        let (length, source) = (ByteCount(data.len() as u64), Source::Bytes(data.to_vec()));
-        let (key, version) = (key.concat(), Version(5));
+    for (key, meta, data) in records {
         let put = Put {
             key,
             meta,
-            version,
-            length,
+            version: Version(5),
+            length: ByteCount(data.len() as u64),
             checksum: None,
-            source,
+            source: Source::Bytes(data.to_vec()),
             durable: true,
             owner: 1,
             uses: 0,
             is_copy: false,
         };
         tier.put(put, |_| ()).expect("it is taken");
-    };
+    }
+    assert!(tier.flush(Duration::from_secs(30)));
+}
+
+#[test]
+fn a_record_on_disk_whose_name_version_or_size_is_anothers_gets_no_name() {
+    let mut logic = Logic::new(Setup { has_ssd: true, ..super::meanwhile::SETUP });
+    logic.datapath = None;
     // Each is kept as the object `a` of version 5 with three bytes, or the like.
     let beside = [
         ("a", record("another", 5, 3)),
@@ -165,27 +190,70 @@ fn a_record_on_disk_whose_name_version_or_size_is_anothers_gets_no_name() {
         ("c", record("c", 5, 4)),
         ("right", record("right", 5, 3)),
     ];
-    for (name, record) in beside {
-        let key: [&[u8]; 3] = [b"o", &DirectoryId::ROOT.0.to_le_bytes(), name.as_bytes()];
-        put(&key, record.encode().expect("a record"), b"abc");
-    }
-    let directory = DirectoryRecord {
-        id: DirectoryId(77),
-        parent: DirectoryId::ROOT,
-        name: b"directory".to_vec(),
-        mode: 0o40_755,
-        uid: 0,
-        gid: 0,
-        mtime_ns: 1,
-        ctime_ns: 1,
-        policy: PolicyRecord::default(),
+    let with_data = |(name, record): (&str, ObjectRecord)| {
+        (key_of(DirectoryId::ROOT, name), record.encode().expect("a record"), &b"abc"[..])
     };
-    put(&[b"d", &78_u64.to_le_bytes()], directory.encode().expect("a record"), b"");
-    assert!(tier.flush(Duration::from_secs(30)));
-    drop(tier);
+    let mut records: Vec<_> = beside.into_iter().map(with_data).collect();
+    let directory = directory_record(DirectoryId(77), "directory").encode().expect("a record");
+    records.push((directory_key_of(DirectoryId(78)), directory, &b""[..]));
+    write_to_disk(&logic, records);
     logic.start();
     assert_eq!(logic.list(WATCHER, "").expect("the top"), ["right"]);
     let right = logic.resolve(WATCHER, "right").expect("it is there");
     logic.load(right);
     assert_eq!(logic.tier_of("right"), "packed");
+}
+
+/// A record as a later daemon may write it: of a format that this one does not know.
+fn of_later_format(mut encoded: Vec<u8>) -> Vec<u8> {
+    encoded[3] = 200;
+    let framed = encoded.len() - 4;
+    let checksum = crc32fast::hash(&encoded[..framed]).to_le_bytes();
+    encoded[framed..].copy_from_slice(&checksum);
+    encoded
+}
+
+/// Which of some keys the disk of a daemon that does not run holds.
+fn are_on_disk<const COUNT: usize>(logic: &Logic, keys: &[Vec<u8>; COUNT]) -> [bool; COUNT] {
+    let tier = logic.open_ssd();
+    tier.index(&|_| false);
+    keys.each_ref().map(|key| tier.holds(key).is_some())
+}
+
+#[test]
+fn what_a_later_daemon_wrote_is_left_to_it_with_what_is_below_it_unless_its_name_is_taken() {
+    let mut logic = Logic::new(Setup { has_ssd: true, ..super::meanwhile::SETUP });
+    let id = DirectoryId(77);
+    let keys = [
+        key_of(DirectoryId::ROOT, "later"),
+        key_of(DirectoryId::ROOT, "taken"),
+        directory_key_of(id),
+        key_of(id, "below"),
+        key_of(DirectoryId::ROOT, "damaged"),
+    ];
+    let [later, taken, directory, below, damaged] = keys.clone();
+    let encoded = |name: &str| record(name, 5, 3).encode().expect("a record");
+    let below_it = ObjectRecord { parent: id, ..record("below", 5, 3) };
+    let later_directory = directory_record(id, "directory").encode().expect("a record");
+    let data = &b"abc"[..];
+    let records = vec![
+        (later, of_later_format(encoded("later")), data),
+        (taken, of_later_format(encoded("taken")), data),
+        (directory, of_later_format(later_directory), &data[..0]),
+        (below, below_it.encode().expect("a record"), data),
+        (damaged, vec![7; 60], data),
+    ];
+    logic.datapath = None;
+    write_to_disk(&logic, records);
+    assert_eq!(are_on_disk(&logic, &keys), [true; 5]);
+    logic.start();
+    assert!(logic.list(WATCHER, "").expect("the top").is_empty());
+    assert_eq!(logic.stat(WATCHER, "later").err(), Some(Errno::ENOENT));
+    let token = logic.open(WATCHER, "taken", super::resent::CREATE).expect("create");
+    logic.write(WATCHER, token, 0, &bytes(1, 50_000)).expect("write");
+    logic.close(WATCHER, token);
+    logic.references.clear();
+    logic.datapath = None;
+    // The one that was taken would come back as it was before, should memory be lost.
+    assert_eq!(are_on_disk(&logic, &keys), [true, false, true, true, false]);
 }
