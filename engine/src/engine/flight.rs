@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 
 use super::Inner;
 use super::outcome::Attempts;
-use super::peer::RemoteRegion;
+use super::peer::{Opened, RemoteRegion};
 use super::regions::Holders;
 use crate::error::Error;
 use crate::memory::MemorySlice;
@@ -204,15 +204,16 @@ impl Flight {
         }
     }
 
-    /// Cuts the request at `index` for `lane` and makes its operations. The request, which has one open slice, has as many
-    /// as there are operations afterwards; the caller pushes them. No operations when it was refused.
+    /// Cuts the request at `index` for the lane of `way` and makes its operations. The request, which has one open slice, has
+    /// as many as there are operations afterwards; the caller pushes them. No operations when it was refused.
     pub(super) fn launch(
         self: &Arc<Self>,
         engine: &Inner,
         index: usize,
-        lane: &Arc<Lane>,
+        way: &Opened,
         region: &RemoteRegion,
     ) -> Vec<Operation> {
+        let lane = &way.lane;
         let request = &self.requests[index];
         if let Err(error) = region.check(request.direction, request.remote, request.local.length()) {
             self.refuse(index, error);
@@ -224,6 +225,7 @@ impl Flight {
             self.refuse(index, Error::Busy { what: "the engine's queue of operations" });
             return Vec::new();
         }
+        engine.count_fallen_back(way, slices.len());
         self.transfer.slices_added(request.entry, u32::try_from(slices.len() - 1).unwrap_or(u32::MAX));
         let mut pieces = self.pieces.lock();
         let operation = |slice: Slice| {
@@ -265,15 +267,16 @@ impl Flight {
         }
     }
 
-    /// Makes the operation of a slice that came back with an error again, for `lane`: several, where that takes none of its
-    /// length. The caller pushes them.
+    /// Makes the operation of a slice that came back with an error again, for the lane of `way`: several, where that takes
+    /// none of its length. The caller pushes them.
     pub(super) fn relaunch(
         self: &Arc<Self>,
         engine: &Inner,
         piece: usize,
-        lane: &Arc<Lane>,
+        way: &Opened,
         region: &RemoteRegion,
     ) -> Vec<Operation> {
+        let lane = &way.lane;
         let mut pieces = self.pieces.lock();
         let Piece { request, slice, attempts, .. } = pieces[piece];
         let attempts = attempts.again();
@@ -284,6 +287,7 @@ impl Flight {
         let first = pieces.len();
         pieces.extend(parts.map(|slice| Piece { request, slice, attempts, route: None }));
         let more = pieces.len() - first;
+        engine.count_fallen_back(way, 1 + more);
         if more > 0 {
             engine.count_operations(more);
             self.transfer.slices_added(self.requests[request].entry, u32::try_from(more).unwrap_or(u32::MAX));

@@ -319,6 +319,14 @@ impl Way {
     }
 }
 
+/// A way that is open.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) lane: Arc<Lane>,
+    /// Whether there is a better one: in trouble, being connected, or without the memory at one of the two ends.
+    pub(super) is_second_best: bool,
+}
+
 /// Another process.
 pub(super) struct Peer {
     pub(super) id: PeerId,
@@ -383,13 +391,17 @@ impl Peer {
     }
 
     /// The best way that is open without waiting, of the transports that `is_usable` names by their place.
-    pub(super) fn ready_lane(&self, is_usable: impl Fn(usize) -> bool) -> Option<Arc<Lane>> {
+    pub(super) fn ready_way(&self, is_usable: impl Fn(usize) -> bool) -> Option<Opened> {
+        let mut is_second_best = false;
         for (index, way) in self.ways.iter().enumerate() {
-            if !is_usable(index) || way.is_impossible() {
+            if way.is_impossible() {
                 continue;
             }
-            // A better way that is not ready is worth the detour through `Inner::open_way`.
-            return way.ready();
+            if is_usable(index) {
+                // A better way that is not ready is worth the detour through `Inner::open_way`.
+                return way.ready().map(|lane| Opened { lane, is_second_best });
+            }
+            is_second_best = true;
         }
         None
     }

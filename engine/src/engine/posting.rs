@@ -2,7 +2,7 @@
 //!
 //! Invariants
 //! - A request that waits is posted or refused; the latter at once when its flight is given up meanwhile.
-//! - What goes by another way than the best is counted.
+//! - What goes by another way than the best is counted, whether it had to wait or not, and whatever keeps it from that one.
 //!
 //! Limits: a peer is asked for [`DESCRIBED_AT_ONCE`] regions in one message; more are asked for one message after the other.
 //!
@@ -15,8 +15,7 @@ use super::Inner;
 use super::descriptor::{Bytes, Describe, Described, RegionDescriptor};
 use super::flight::Flight;
 use super::messages::DESCRIBE;
-use super::peer::{Peer, RemoteRegion};
-use super::ways::Opened;
+use super::peer::{Opened, Peer, RemoteRegion};
 use crate::error::Error;
 use crate::queue::Lane;
 use crate::transport::Operation;
@@ -99,20 +98,16 @@ impl Inner {
                 Ok(region) => {
                     let request = &flight.requests()[index];
                     let usable = |transport| self.is_usable(transport, request, &region);
-                    let open = peer.ready_lane(usable);
+                    let open = peer.ready_way(usable);
                     let is_open = open.is_some();
                     if !is_open {
                         ready.drain(..).for_each(|(lane, operations)| push(lane, operations));
                     }
                     let way = match open {
-                        Some(lane) => Ok(Opened { lane, is_second_best: false }),
+                        Some(way) => Ok(way),
                         None => self.open_way(peer, usable, deadline).await,
                     };
-                    way.map(|opened| {
-                        let operations = flight.launch(self, index, &opened.lane, &region);
-                        self.count_fallen_back(&opened, &operations);
-                        (operations, opened.lane, is_open)
-                    })
+                    way.map(|way| (flight.launch(self, index, &way, &region), way.lane, is_open))
                 }
                 Err(error) => Err(error),
             };
@@ -142,22 +137,21 @@ impl Inner {
         let work = async {
             let region = self.remote_region(&peer, request.remote.region, flight.deadline()).await?;
             let usable = |transport| self.is_usable(transport, request, &region);
-            let opened = self.open_way(&peer, usable, flight.deadline()).await?;
-            Ok((region, opened))
+            let way = self.open_way(&peer, usable, flight.deadline()).await?;
+            Ok((region, way))
         };
-        let (region, opened) = tokio::select! {
+        let (region, way) = tokio::select! {
             found = work => found?,
             () = flight.given_up() => return Err(Error::Cancelled),
         };
-        let operations = flight.relaunch(self, piece, &opened.lane, &region);
-        self.count_fallen_back(&opened, &operations);
-        flight.push(&opened.lane, operations);
+        flight.push(&way.lane, flight.relaunch(self, piece, &way, &region));
         Ok(())
     }
 
-    fn count_fallen_back(&self, opened: &Opened, operations: &[Operation]) {
-        if opened.is_second_best {
-            self.metrics.slices_fallen_back_total.add(operations.len() as u64);
+    /// So many slices go by `way`.
+    pub(super) fn count_fallen_back(&self, way: &Opened, slices: usize) {
+        if way.is_second_best {
+            self.metrics.slices_fallen_back_total.add(slices as u64);
         }
     }
 }

@@ -88,14 +88,14 @@ impl Inner {
             let known = peer.region(request.remote.region);
             let open = known.and_then(|region| {
                 let is_usable = |transport| self.is_usable(transport, request, &region);
-                Some((peer.ready_lane(is_usable)?, region))
+                Some((peer.ready_way(is_usable)?, region))
             });
             match open {
-                Some((lane, region)) => {
-                    let operations = flight.launch(self, index, &lane, &region);
-                    match ready.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &lane)) {
+                Some((way, region)) => {
+                    let operations = flight.launch(self, index, &way, &region);
+                    match ready.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &way.lane)) {
                         Some((_, list)) => list.extend(operations),
-                        None => ready.push((lane, operations)),
+                        None => ready.push((way.lane, operations)),
                     }
                 }
                 None => waiting.entry(id).or_default().push(index),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::Inner;
 use super::descriptor::{Bytes, Exchanged};
 use super::messages::EXCHANGE;
-use super::peer::{Attempt, Peer, Step, Way};
+use super::peer::{Attempt, Opened, Peer, Step, Way};
 use crate::error::Error;
 use crate::link::Link;
 use crate::queue::Lane;
@@ -91,7 +91,7 @@ impl Inner {
             }
             match way.step(self.now(), may_connect) {
                 Step::Use(lane) => {
-                    let is_second_best = is_connecting || soonest.is_some();
+                    let is_second_best = peer.ways[..index].iter().any(|better| !better.is_impossible());
                     return Ok(Found::Way(Opened { lane, is_second_best }));
                 }
                 Step::Connect(attempt) => {
@@ -203,13 +203,6 @@ impl Inner {
         peer.forget_regions();
         peer.changed.notify_waiters();
     }
-}
-
-/// A way that is open.
-pub(super) struct Opened {
-    pub(super) lane: Arc<Lane>,
-    /// Whether a better one is in trouble, or being connected.
-    pub(super) is_second_best: bool,
 }
 
 /// What looking for a way came to.

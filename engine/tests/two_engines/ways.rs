@@ -1,13 +1,9 @@
 //! Ways that are in trouble, and what goes by others meanwhile.
 
-use std::sync::atomic::AtomicBool;
-
-use tidefs_engine::memory::Region;
 use tidefs_engine::transport::tcp::TcpConfig;
-use tidefs_engine::transport::{Capabilities, Endpoint, Exchange, Rail};
-use tokio::sync::Notify;
 
 use super::*;
+use crate::moody::{Mood, moody, moody_with};
 
 /// Waits until `holds`; panics after long.
 pub(crate) fn until(holds: &dyn Fn() -> bool) {
@@ -141,104 +137,6 @@ fn an_address_that_does_not_answer_is_named_while_the_deadline_lies_ahead() {
     }
 }
 
-/// How a [`Moody`] transport behaves, and what it was asked.
-#[derive(Debug, Default)]
-struct Mood {
-    /// Whether who connects waits, for `go_on`; then it is refused.
-    hangs: AtomicBool,
-    /// Whether it cannot reach the peer at all, as shared memory one of another host.
-    is_out_of_reach: AtomicBool,
-    connects: AtomicU64,
-    go_on: Notify,
-    forgotten: AtomicU64,
-    /// Whether it never lets go of a region.
-    keeps_regions: AtomicBool,
-    /// Whether it takes its time to forget, and whether it is about it.
-    forgets_slowly: AtomicBool,
-    is_forgetting: AtomicBool,
-}
-
-/// A transport of which only the connecting is known: it refuses, or does not end.
-#[derive(Debug)]
-struct Moody {
-    inner: Arc<dyn Transport>,
-    mood: Arc<Mood>,
-}
-
-impl Transport for Moody {
-    fn name(&self) -> &'static str {
-        "moody"
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn rails(&self) -> Vec<Rail> {
-        self.inner.rails()
-    }
-
-    fn register(&self, _: RegionId, _: &Arc<Region>) -> Result<Vec<u8>, Error> {
-        Ok(Vec::new())
-    }
-
-    fn unregister(&self, _: RegionId) -> BoxFuture<'_, ()> {
-        Box::pin(async {
-            if self.mood.keeps_regions.load(Ordering::Relaxed) {
-                std::future::pending().await
-            }
-        })
-    }
-
-    fn connect<'a>(
-        &'a self,
-        _: PeerId,
-        _: &'a dyn Exchange,
-    ) -> BoxFuture<'a, Result<Arc<dyn Endpoint>, Error>> {
-        self.mood.connects.fetch_add(1, Ordering::Relaxed);
-        Box::pin(async {
-            if self.mood.hangs.load(Ordering::Relaxed) {
-                self.mood.go_on.notified().await;
-            }
-            if self.mood.is_out_of_reach.load(Ordering::Relaxed) {
-                let (looked_for, cause) = ("a peer on this host".into(), "it runs on another".into());
-                return Err(Error::Unavailable { transport: "moody", looked_for, cause });
-            }
-            Err(Error::Refused { cause: "not now".into() })
-        })
-    }
-
-    fn answer(&self, _: PeerId, _: &[u8]) -> Result<Vec<u8>, Error> {
-        Err(Error::Refused { cause: "nobody asks".into() })
-    }
-
-    fn forget(&self, _: PeerId) {
-        self.mood.is_forgetting.store(true, Ordering::SeqCst);
-        self.mood.forgotten.fetch_add(1, Ordering::SeqCst);
-        if self.mood.forgets_slowly.load(Ordering::Relaxed) {
-            std::thread::sleep(Duration::from_millis(500));
-        }
-        self.mood.is_forgetting.store(false, Ordering::SeqCst);
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        Box::pin(async {})
-    }
-}
-
-/// An engine whose best transport is moody, and the other `tcp`.
-fn moody(runtime: &Runtime, mood: &Arc<Mood>) -> End {
-    moody_with(runtime, mood, config())
-}
-
-fn moody_with(runtime: &Runtime, mood: &Arc<Mood>, config: EngineConfig) -> End {
-    start_with(runtime, config, Access::ReadWrite, |parts| {
-        let inner = TransportName::Tcp.open(&TransportOptions::default(), parts)?;
-        let moody = Moody { inner: Arc::clone(&inner), mood: Arc::clone(mood) };
-        Ok(vec![Arc::new(moody), inner])
-    })
-}
-
 #[test]
 fn what_falls_back_is_counted_by_the_slice_and_a_peer_that_is_out_of_reach_is_no_failure() {
     let runtime = runtime();
@@ -254,6 +152,31 @@ fn what_falls_back_is_counted_by_the_slice_and_a_peer_that_is_out_of_reach_is_no
         let fallen_back = if is_out_of_reach { 0 } else { 4 };
         assert_eq!(metrics.slices_fallen_back_total.get(), fallen_back);
         assert_eq!(metrics.connects_failed_total.get() == 0, is_out_of_reach);
+    }
+}
+
+/// Memory that the better one does not take at one of the two ends, for want of a right or of room: for as long as that lasts,
+/// all of it goes by the other, which is open all the time.
+#[test]
+fn what_goes_by_the_next_best_as_the_better_has_not_the_memory_is_counted() {
+    let runtime = runtime();
+    let refuses = || Mood { refuses_regions: true.into(), needs_regions: true.into(), ..Mood::default() };
+    for (is_at_peer, is_out_of_reach) in [(true, false), (false, false), (true, true)] {
+        let here = Mood { is_out_of_reach: is_out_of_reach.into(), ..Mood::default() };
+        let moods = if is_at_peer { (here, refuses()) } else { (refuses(), here) };
+        let here = moody(&runtime, &Arc::new(moods.0));
+        let there = moody(&runtime, &Arc::new(moods.1));
+        here.connect(&runtime, &there);
+        // On a busy machine sockets are connected beside it, and first.
+        let state = || here.engine.status().peers[0].ways[0].state.clone();
+        until(&|| !is_out_of_reach || state().starts_with("not possible"));
+        let read = here.request(&there, Direction::Read, 0, 0, 4096);
+        // The first asks the peer what it reads, and the second goes at once.
+        for count in 1..=2 {
+            here.engine.submit(Batch::new(vec![read], soon())).wait().into_result().unwrap();
+            let wanted = if is_out_of_reach { 0 } else { count };
+            assert_eq!(here.engine.metrics().slices_fallen_back_total.get(), wanted);
+        }
     }
 }
 

@@ -83,10 +83,13 @@ fn the_next_best_way_is_connected_beside_one_that_takes_long_and_the_better_is_u
     let second = begin(next, now);
     assert!(next.connected(second, Ok(lane()), now).is_none());
     assert!(
-        peer.ready_lane(|_| true).is_none(),
+        peer.ready_way(|_| true).is_none(),
         "who has the choice looks whether the better one is to be had"
     );
     let best = lane();
     assert!(better.connected(attempt, Ok(Arc::clone(&best)), now).is_none());
-    assert!(peer.ready_lane(|_| true).is_some_and(|ready| Arc::ptr_eq(&ready, &best)));
+    let ready = peer.ready_way(|_| true).expect("both are");
+    assert!(Arc::ptr_eq(&ready.lane, &best) && !ready.is_second_best);
+    let ready = peer.ready_way(|place| place == 1).expect("both are");
+    assert!(!Arc::ptr_eq(&ready.lane, &best) && ready.is_second_best, "the better one has not the memory");
 }
