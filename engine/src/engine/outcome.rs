@@ -202,7 +202,7 @@ impl Inner {
             };
             counter.add(length.get());
             self.with_way(place.peer, lane, |peer, way| {
-                if way.succeeded() {
+                if way.succeeded(lane) {
                     // Who waits until the way may be tried again needs to wait no longer.
                     peer.changed.notify_waiters();
                 }
@@ -223,7 +223,7 @@ impl Inner {
                 tracing::warn!(peer = %place.peer, transport = lane.transport(), %error, "a slice came back");
                 // A fabric may say no more of a key that is not known any more: its owner is asked before the next attempt.
                 self.peer(place.peer).forget_region(place.region);
-                self.with_way(place.peer, lane, |_, way| way.failed(self.now()));
+                self.with_way(place.peer, lane, |_, way| way.failed(lane, self.now()));
             }
             _ => {}
         }
@@ -232,7 +232,7 @@ impl Inner {
     /// Nothing was found out about the way of `lane`, which may have been meant to be tried.
     pub(super) fn not_tried(&self, peer: PeerId, lane: &Lane) {
         self.with_way(peer, lane, |peer, way| {
-            if way.not_tried(self.now()) {
+            if way.not_tried(lane, self.now()) {
                 peer.changed.notify_waiters();
             }
         });

@@ -111,6 +111,11 @@ impl WayState {
     fn at_rest(&self) -> Connection {
         self.not_offered.clone().map_or(Connection::None, Connection::Impossible)
     }
+
+    /// Whether `lane` is the present connection. What ends late on an earlier one says nothing of it.
+    fn is_on(&self, lane: &Lane) -> bool {
+        matches!(&self.connection, Connection::Ready(present) if std::ptr::eq(Arc::as_ptr(present), lane))
+    }
 }
 
 /// One transport's way to a peer.
@@ -240,29 +245,39 @@ impl Way {
         None
     }
 
-    /// An operation has succeeded. Returns whether the way was in trouble before.
-    pub(super) fn succeeded(&self) -> bool {
+    /// An operation on `lane` has succeeded. Returns whether the way was in trouble before.
+    pub(super) fn succeeded(&self, lane: &Lane) -> bool {
         if !self.is_troubled.load(Ordering::Relaxed) {
             return false;
         }
         let mut state = self.state.lock();
+        if !state.is_on(lane) {
+            return false;
+        }
         state.cool_down.succeeded();
         self.is_troubled.swap(false, Ordering::Relaxed)
     }
 
-    /// Who was let through by [`Step::Use`] found out nothing about the way. Returns whether another may try it.
-    pub(super) fn not_tried(&self, now: Duration) -> bool {
-        let is_troubled = self.is_troubled.load(Ordering::Relaxed);
-        if is_troubled {
-            self.state.lock().cool_down.renewed(now);
+    /// Who was let through by [`Step::Use`] of `lane` found out nothing about the way. Returns whether another may try it.
+    pub(super) fn not_tried(&self, lane: &Lane, now: Duration) -> bool {
+        if !self.is_troubled.load(Ordering::Relaxed) {
+            return false;
         }
-        is_troubled
+        let mut state = self.state.lock();
+        let is_on = state.is_on(lane);
+        if is_on {
+            state.cool_down.renewed(now);
+        }
+        is_on
     }
 
-    pub(super) fn failed(&self, now: Duration) {
+    /// An operation on `lane` has failed.
+    pub(super) fn failed(&self, lane: &Lane, now: Duration) {
         let mut state = self.state.lock();
-        state.cool_down.failed(now);
-        self.is_troubled.store(true, Ordering::Relaxed);
+        if state.is_on(lane) {
+            state.cool_down.failed(now);
+            self.is_troubled.store(true, Ordering::Relaxed);
+        }
     }
 
     /// The peer's descriptor says whether it has this transport at all.

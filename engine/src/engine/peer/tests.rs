@@ -40,6 +40,32 @@ fn a_connect_from_before_the_link_was_lost_changes_nothing_when_it_ends() {
     assert!(way.connected(second, Ok(lane()), now).is_none() && way.ready().is_some());
 }
 
+/// A fabric says nothing of a connection that is gone: what was under way on it ends when another stands already.
+#[test]
+fn what_ends_late_on_an_earlier_connection_says_nothing_of_the_present_one() {
+    let now = Duration::from_secs(1);
+    let way = Way::new();
+    let connect = |lane: &Arc<Lane>| {
+        let attempt = begin(&way, now);
+        assert!(way.connected(attempt, Ok(Arc::clone(lane)), now).is_none());
+    };
+    let is_ready = || way.ready().is_some();
+    let (earlier, present) = (lane(), lane());
+    connect(&earlier);
+    assert!(way.reset().is_some());
+    way.failed(&earlier, now);
+    connect(&present);
+    assert!(is_ready());
+    way.failed(&earlier, now);
+    assert!(is_ready(), "it is as good as before");
+    way.failed(&present, now);
+    assert!(!way.succeeded(&earlier) && !is_ready());
+    // Nor is the present one tried sooner.
+    assert!(!way.not_tried(&earlier, now) && matches!(way.step(now, true), Step::Out(_)));
+    assert!(way.not_tried(&present, now) && matches!(way.step(now, true), Step::Use(_)));
+    assert!(way.succeeded(&present) && is_ready());
+}
+
 #[test]
 fn what_the_peer_does_not_have_is_not_asked_for_after_its_link_was_lost() {
     let now = Duration::from_secs(1);
