@@ -7,7 +7,7 @@
 //! Invariants
 //! - Each request ends once, soon after its deadline at the latest, and only when nothing can touch its memory.
 //! - Operations to one incarnation of a peer are never sent to another.
-//! - A fallback to another transport is a warning and a count, never silent.
+//! - A fallback to another transport is a warning when it begins, and a count; never silent.
 //!
 //! Limits: `operations_max` slices under way in all; a request that finds so many ends with [`Error::Busy`]. The one
 //! that reaches the limit is taken whole, so that none is too long for ever.
@@ -27,6 +27,7 @@ mod messages;
 mod outcome;
 mod peer;
 mod posting;
+mod refusals;
 mod regions;
 mod status;
 mod submission;
@@ -177,7 +178,7 @@ impl Engine {
         let inner = Arc::new(Inner {
             local_registrars,
             names: transports.iter().map(|transport| transport.name()).collect(),
-            regions: Regions::new(),
+            regions: Regions::new(transports.len()),
             host: OnceLock::new(),
             peers: RwLock::default(),
             members: Mutex::default(),

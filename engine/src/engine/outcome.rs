@@ -18,7 +18,7 @@ use crate::metrics::Metrics;
 use crate::queue::Lane;
 use crate::queue::transfer::{Conclusion, FollowUp};
 use crate::request::{RemotePlace, Request};
-use crate::transport::Direction;
+use crate::transport::{Direction, EndpointState};
 use crate::types::{ByteCount, PeerId};
 
 /// Attempts after which a slice is tried again at once.
@@ -220,10 +220,16 @@ impl Inner {
             | Error::Corrupt { .. }
             | Error::TooLarge { .. } => self.not_tried(place.peer, lane),
             Error::TransportFailed { .. } => {
-                tracing::warn!(peer = %place.peer, transport = lane.transport(), %error, "a slice came back");
                 // A fabric may say no more of a key that is not known any more: its owner is asked before the next attempt.
                 self.peer(place.peer).forget_region(place.region);
-                self.with_way(place.peer, lane, |_, way| way.failed(lane, self.now()));
+                let is_out = self.with_way(place.peer, lane, |_, way| way.failed(lane, self.now()));
+                let (peer, transport) = (place.peer, lane.transport());
+                // Hundreds come back from a connection that has ended, which is told once, by who takes it out.
+                if is_out == Some(true) && lane.endpoint().state() == EndpointState::Ready {
+                    tracing::warn!(%peer, transport, %error, "a slice came back; another transport is used for a while");
+                } else {
+                    tracing::debug!(%peer, transport, %error, "a slice came back");
+                }
             }
             _ => {}
         }
@@ -238,12 +244,11 @@ impl Inner {
         });
     }
 
-    pub(super) fn with_way(&self, peer: PeerId, lane: &Lane, act: impl FnOnce(&Peer, &Way)) {
-        let index = self.names.iter().position(|&name| name == lane.transport());
+    fn with_way<T>(&self, peer: PeerId, lane: &Lane, act: impl FnOnce(&Peer, &Way) -> T) -> Option<T> {
+        let index = self.names.iter().position(|&name| name == lane.transport())?;
         let peers = self.peers.read();
-        if let (Some(peer), Some(index)) = (peers.get(&peer), index) {
-            act(peer, &peer.ways[index]);
-        }
+        let peer = peers.get(&peer)?;
+        Some(act(peer, &peer.ways[index]))
     }
 }
 

@@ -271,13 +271,16 @@ impl Way {
         is_on
     }
 
-    /// An operation on `lane` has failed.
-    pub(super) fn failed(&self, lane: &Lane, now: Duration) {
+    /// An operation on `lane` has failed. Returns whether the way is out because of that, and was not before.
+    pub(super) fn failed(&self, lane: &Lane, now: Duration) -> bool {
         let mut state = self.state.lock();
-        if state.is_on(lane) {
-            state.cool_down.failed(now);
-            self.is_troubled.store(true, Ordering::Relaxed);
+        if !state.is_on(lane) {
+            return false;
         }
+        let before = state.cool_down.failures();
+        state.cool_down.failed(now);
+        self.is_troubled.store(true, Ordering::Relaxed);
+        state.cool_down.failures() > before
     }
 
     /// The peer's descriptor says whether it has this transport at all.

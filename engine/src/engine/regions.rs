@@ -3,10 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use parking_lot::RwLock;
 
 use super::descriptor::RegionDescriptor;
+use super::refusals::Refusals;
 use crate::error::Error;
 use crate::memory::{Access, MemorySlice, Region};
 use crate::transport::Transport;
@@ -44,14 +46,19 @@ pub(super) struct Regions {
     next: AtomicU64,
     /// Read for each request, written when a region comes or goes.
     registered: RwLock<HashMap<RegionId, Arc<Registered>>>,
+    /// Of each transport.
+    refusals: Vec<Refusals>,
 }
 
 impl Regions {
-    pub(super) fn new() -> Self {
-        Self { next: AtomicU64::new(1), registered: RwLock::default() }
+    /// Those of an engine with so many transports.
+    pub(super) fn new(transports: usize) -> Self {
+        let refusals = (0..transports).map(|_| Refusals::default()).collect();
+        Self { next: AtomicU64::new(1), registered: RwLock::default(), refusals }
     }
 
-    /// Registers `region` with each transport. One that cannot is left out with a warning, as long as another can.
+    /// Registers `region` with each transport. One that cannot is left out, as long as another can; of those that go on
+    /// refusing regions the first refusal is a warning.
     pub(super) fn register(
         &self,
         transports: &[Arc<dyn Transport>],
@@ -61,20 +68,34 @@ impl Regions {
         let mut keys = Vec::with_capacity(transports.len());
         let mut holders = Holders::default();
         let mut refusal = None;
-        for (place, transport) in transports.iter().enumerate() {
+        for (place, (transport, refusals)) in transports.iter().zip(&self.refusals).enumerate() {
+            let name = transport.name();
             match transport.register(id, region) {
                 Ok(key) => {
-                    keys.push((transport.name(), key));
+                    keys.push((name, key));
                     holders.add(place);
+                    if let Some(refused) = refusals.registered(Instant::now) {
+                        tracing::info!(
+                            transport = name,
+                            refused,
+                            "this transport refuses no regions any more"
+                        );
+                    }
                 }
                 Err(error @ Error::OverBudget { .. }) => {
                     // It is so for a while, region by region; the transport says when that begins.
-                    tracing::debug!(transport = transport.name(), region = %id, %error, "left out");
+                    tracing::debug!(transport = name, region = %id, %error, "left out");
                     refusal = Some(error);
                 }
                 Err(error) => {
-                    tracing::warn!(transport = transport.name(), region = %id, length = %region.length(), %error,
-                        "a region cannot be reached by this transport");
+                    let length = region.length();
+                    match refusals.refused(Instant::now()) {
+                        Some(before) => {
+                            tracing::warn!(transport = name, region = %id, %length, %error, before,
+                                "a region cannot be reached by this transport; others that follow are not told");
+                        }
+                        None => tracing::debug!(transport = name, region = %id, %length, %error, "left out"),
+                    }
                     refusal = Some(error);
                 }
             }

@@ -53,12 +53,12 @@ fn what_ends_late_on_an_earlier_connection_says_nothing_of_the_present_one() {
     let (earlier, present) = (lane(), lane());
     connect(&earlier);
     assert!(way.reset().is_some());
-    way.failed(&earlier, now);
+    assert!(!way.failed(&earlier, now));
     connect(&present);
     assert!(is_ready());
-    way.failed(&earlier, now);
-    assert!(is_ready(), "it is as good as before");
-    way.failed(&present, now);
+    assert!(!way.failed(&earlier, now) && is_ready(), "it is as good as before");
+    assert!(way.failed(&present, now) && !is_ready());
+    assert!(!way.failed(&present, now), "it is out already");
     assert!(!way.succeeded(&earlier) && !is_ready());
     // Nor is the present one tried sooner.
     assert!(!way.not_tried(&earlier, now) && matches!(way.step(now, true), Step::Out(_)));
