@@ -35,9 +35,11 @@ mod ways;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
@@ -317,7 +319,11 @@ impl Engine {
         &self.inner.metrics
     }
 
-    /// Ends everything. Resolves when no operation can touch memory any more. Idempotent.
+    /// Ends everything. Resolves when no operation can touch memory any more: as late as that, where a peer of this host was
+    /// stopped in the middle of a copy. Idempotent.
+    ///
+    /// # Cancellation
+    /// Dropping the future leaves what is not closed yet as far as it came.
     pub async fn close(&self) {
         self.inner.close().await;
     }
@@ -348,9 +354,13 @@ impl Inner {
             return;
         }
         self.links.close().await;
-        for transport in &self.transports {
-            transport.close().await;
-        }
+        // At once: one of them may wait long for a peer, as shared memory does for one that was stopped in a copy.
+        let mut closing: Vec<_> = self.transports.iter().map(|transport| transport.close()).collect();
+        poll_fn(|context| {
+            closing.retain_mut(|transport| transport.as_mut().poll(context).is_pending());
+            if closing.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
         if let Some(watcher) = self.watcher.lock().take() {
             watcher.abort();
         }

@@ -27,6 +27,9 @@ pub(crate) struct Mood {
     /// Whether it takes its time to forget, and whether it is about it.
     pub(crate) forgets_slowly: AtomicBool,
     pub(crate) is_forgetting: AtomicBool,
+    /// Whether its closing never ends, and how often it began.
+    pub(crate) never_closes: AtomicBool,
+    pub(crate) closed: AtomicU64,
 }
 
 /// A transport of which only the connecting is known: it refuses, or does not end.
@@ -97,7 +100,12 @@ impl Transport for Moody {
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
-        Box::pin(async {})
+        Box::pin(async {
+            self.mood.closed.fetch_add(1, Ordering::SeqCst);
+            if self.mood.never_closes.load(Ordering::Relaxed) {
+                std::future::pending().await
+            }
+        })
     }
 }
 
@@ -109,7 +117,18 @@ pub(crate) fn moody(runtime: &Runtime, mood: &Arc<Mood>) -> End {
 pub(crate) fn moody_with(runtime: &Runtime, mood: &Arc<Mood>, config: EngineConfig) -> End {
     start_with(runtime, config, Access::ReadWrite, |parts| {
         let inner = TransportName::Tcp.open(&TransportOptions::default(), parts)?;
-        let moody = Moody { inner: Arc::clone(&inner), mood: Arc::clone(mood) };
-        Ok(vec![Arc::new(moody), inner])
+        Ok(vec![around(&inner, mood), inner])
     })
+}
+
+/// Moody all the way.
+pub(crate) fn all_moody(runtime: &Runtime, moods: &[Arc<Mood>]) -> End {
+    start_with(runtime, config(), Access::ReadWrite, |parts| {
+        let inner = TransportName::Tcp.open(&TransportOptions::default(), parts)?;
+        Ok(moods.iter().map(|mood| around(&inner, mood)).collect())
+    })
+}
+
+fn around(inner: &Arc<dyn Transport>, mood: &Arc<Mood>) -> Arc<dyn Transport> {
+    Arc::new(Moody { inner: Arc::clone(inner), mood: Arc::clone(mood) })
 }

@@ -3,7 +3,7 @@
 use tidefs_engine::transport::tcp::TcpConfig;
 
 use super::*;
-use crate::moody::{Mood, moody, moody_with};
+use crate::moody::{Mood, all_moody, moody, moody_with};
 
 /// Waits until `holds`; panics after long.
 pub(crate) fn until(holds: &dyn Fn() -> bool) {
@@ -278,6 +278,25 @@ fn a_region_is_withdrawn_from_all_transports_at_once() {
     });
     assert!(withdrawn.is_err(), "the better one waits");
     assert_eq!(submit(), Err(Error::NoSuchRegion { region: there.region_id }));
+}
+
+/// Shared memory waits for a peer that was stopped in a copy.
+#[test]
+fn a_transport_that_does_not_end_keeps_no_other_from_being_closed() {
+    let runtime = runtime();
+    let moods = [false, true, false].map(|never| Mood { never_closes: never.into(), ..Mood::default() });
+    let moods = moods.map(Arc::new);
+    let here = all_moody(&runtime, &moods);
+    let engine = here.engine.clone();
+    let closing = runtime.spawn(async move { engine.close().await });
+    until(&|| moods.iter().all(|mood| mood.closed.load(Ordering::SeqCst) == 1));
+    assert!(!closing.is_finished());
+    // Whoever waited for it gives that up, and who comes later goes on.
+    closing.abort();
+    moods[1].never_closes.store(false, Ordering::Relaxed);
+    let closed =
+        runtime.block_on(async { tokio::time::timeout_at(soon().into(), here.engine.close()).await });
+    assert!(closed.is_ok());
 }
 
 #[test]

@@ -28,6 +28,8 @@ use crate::types::{PeerId, RegionId};
 const OUTBOX: usize = 1024;
 /// Time between two looks at a copy that is under way while its region is withdrawn.
 const LOOK_AGAIN: Duration = Duration::from_micros(100);
+/// How long peers are waited for at the end before that is told: no copy takes so long.
+const WAIT_TOLD_AFTER: Duration = Duration::from_secs(1);
 
 /// The regions of this process that peers can map.
 #[derive(Debug, Default)]
@@ -83,9 +85,21 @@ impl Owner {
         self.guests.lock().iter().for_each(|guest| guest.stop.notify_one());
     }
 
-    /// Ends all connections. Resolves when no peer touches anything any more.
+    /// Ends all connections. Resolves when no peer touches anything any more: for one that was stopped in the middle of a copy,
+    /// when it goes on or is dead.
     pub(super) async fn close(&self) {
         self.stop();
+        if tokio::time::timeout(WAIT_TOLD_AFTER, self.until_alone()).await.is_ok() {
+            return;
+        }
+        for guest in self.guests.lock().iter() {
+            tracing::warn!(peer = %guest.peer,
+                "shm: a peer of this host does not end its copy; it is stopped, it seems, and is waited for");
+        }
+        self.until_alone().await;
+    }
+
+    async fn until_alone(&self) {
         while !self.guests.lock().is_empty() {
             tokio::time::sleep(LOOK_AGAIN).await;
         }
