@@ -61,6 +61,15 @@ impl LentRegion {
     }
 }
 
+impl Drop for LentRegion {
+    fn drop(&mut self) {
+        // Each loan has a region of its own, which nobody reads again.
+        if let Some(engine) = &self.borrowed.core.engine {
+            engine.disown(self.borrowed.owner, self.remote.id);
+        }
+    }
+}
+
 /// Ends a loan when it is dropped, without waiting.
 #[derive(Debug)]
 struct Borrowed {

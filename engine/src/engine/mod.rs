@@ -243,10 +243,18 @@ impl Engine {
         self.inner.regions.describe(&self.inner.transports, region)
     }
 
-    /// Takes note of a region of `peer`, as its engine described it.
+    /// Takes note of a region of `peer`, as its engine described it, until it is [disowned](Self::disown).
     pub fn import(&self, peer: PeerId, region: RegionDescriptor) {
         let id = region.id;
         self.inner.peer(peer).remember(id, RemoteRegion::new(region, &self.inner.transports));
+    }
+
+    /// Forgets a region of `peer` that nobody here uses any more, as one that was lent and is given back.
+    pub fn disown(&self, peer: PeerId, region: RegionId) {
+        let known = self.inner.peers.read().get(&peer).cloned();
+        if let Some(peer) = known {
+            peer.forget_region(region);
+        }
     }
 
     /// Opens the best way to a peer, so that the first request does not wait for it. Does nothing that is done already.

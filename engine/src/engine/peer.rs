@@ -408,6 +408,11 @@ impl Peer {
         self.regions.lock().clear();
     }
 
+    /// How many are described, for `status`.
+    pub(super) fn regions_known(&self) -> usize {
+        self.regions.lock().len()
+    }
+
     /// The best way that is open without waiting, of the transports that `is_usable` names by their place.
     pub(super) fn ready_way(&self, is_usable: impl Fn(usize) -> bool) -> Option<Opened> {
         let mut is_second_best = false;

@@ -30,6 +30,8 @@ pub struct PeerStatus {
     pub peer: String,
     /// Whether its link stands.
     pub is_linked: bool,
+    /// Regions of it that are known here.
+    pub regions: usize,
     /// A way for each transport of this engine, the best first.
     pub ways: Vec<WayStatus>,
 }
@@ -68,6 +70,7 @@ impl Engine {
         let peer = |peer: &Arc<super::peer::Peer>| PeerStatus {
             peer: peer.id.to_string(),
             is_linked: inner.links.link(peer.id).is_some(),
+            regions: peer.regions_known(),
             ways: inner.transports.iter().zip(&peer.ways).map(|found| way(found, peer.id)).collect(),
         };
         EngineStatus {

@@ -1,6 +1,7 @@
 //! Two engines that move bytes, over real sockets and shared memory: what the engine promises whoever embeds it.
 
 mod attempts;
+mod described;
 mod moody;
 mod notices;
 mod ways;
