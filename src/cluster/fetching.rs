@@ -15,7 +15,7 @@ use super::catalog::wire::{LEND, Lend, Lending, Message};
 use super::core::Core;
 use super::error::ClusterError;
 use super::node::Wanted;
-use super::pulling::{Pulled, Registered, Times};
+use super::pulling::{Pulled, Purpose, Registered, Times};
 
 /// Hears how far an object that is fetched has come. Called by the thread that fetches it.
 pub trait Arrival {
@@ -117,6 +117,7 @@ impl fmt::Debug for Asked {
 pub struct Fetch {
     core: Arc<Core>,
     wanted: Wanted,
+    purpose: Purpose,
     /// How long a source is waited for that answers nothing.
     patience: Duration,
     deadline: Instant,
@@ -144,7 +145,15 @@ impl Fetch {
         sources.reverse();
         let reason = "no other member holds it".to_owned();
         let core = Arc::clone(core);
-        Self { core, wanted, patience, deadline, sources, asked: None, count: 0, reason }
+        let purpose = Purpose::default();
+        Self { core, wanted, purpose, patience, deadline, sources, asked: None, count: 0, reason }
+    }
+
+    /// The same for another purpose than that a program waits for it.
+    #[must_use]
+    pub fn for_purpose(mut self, purpose: Purpose) -> Self {
+        self.purpose = purpose;
+        self
     }
 
     /// Asks the best source, on the calling thread, which is none of the runtime.
@@ -223,7 +232,7 @@ impl Fetch {
     }
 
     fn times(&self) -> Times {
-        Times { patience: self.patience, deadline: self.deadline }
+        Times { purpose: self.purpose, patience: self.patience, deadline: self.deadline }
     }
 
     fn failed(&mut self, error: &ClusterError) {

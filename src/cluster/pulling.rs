@@ -4,7 +4,8 @@
 //! and the last part is all that is hashed after the last byte came. What one source gave stays when it fails: the next one
 //! goes on from there.
 //!
-//! Limits: [`PARTS_MAX`] parts under way.
+//! Limits: [`PARTS_MAX`] parts under way, and [`PARTS_TO_KEEP`] of what nobody here waits for. Those find less room in the
+//! connection, and are not put behind all others: where programs keep it full no copy would ever be made.
 //! Threads: whoever waits for the bytes, which is no thread of the runtime.
 
 use std::collections::VecDeque;
@@ -20,6 +21,7 @@ use tidefs_engine::transport::Direction;
 use tidefs_engine::types::{ByteCount, RegionId};
 use twox_hash::XxHash3_64;
 
+use super::copying::AT_ONCE;
 use super::core::Core;
 use super::error::ClusterError;
 use super::fetching::{Arrival, LentRegion, Whole};
@@ -28,6 +30,10 @@ use super::fetching::{Arrival, LentRegion, Whole};
 const PART: u64 = 512 << 10;
 /// Parts under way at once: 32 MiB keep a link of 100 Gbit/s busy for 2.6 ms.
 const PARTS_MAX: usize = 64;
+/// The same of an object that is to be kept for others: all copies that are made at once are before a program's parts no
+/// longer than one object that another program reads.
+const PARTS_TO_KEEP: usize = PARTS_MAX / AT_ONCE;
+const _: () = assert!(PARTS_TO_KEEP > 1, "the next part comes while one is hashed");
 
 /// A region that is registered until this is dropped.
 #[derive(Debug)]
@@ -56,9 +62,30 @@ impl Drop for Registered {
     }
 }
 
-/// How long what is read may take.
+/// Why an object is read from another member.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Purpose {
+    /// A program of this host waits for it, or will.
+    #[default]
+    Reading,
+    /// Another member wants a copy to be here.
+    Keeping,
+}
+
+impl Purpose {
+    /// How many parts are under way at once.
+    fn parts_max(self) -> usize {
+        match self {
+            Self::Reading => PARTS_MAX,
+            Self::Keeping => PARTS_TO_KEEP,
+        }
+    }
+}
+
+/// How long what is read may take, and why it is read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
+    pub(super) purpose: Purpose,
     /// Any part that was asked for.
     pub(super) patience: Duration,
     /// All of it.
@@ -93,7 +120,7 @@ struct Parts<'a> {
 
 impl Parts<'_> {
     fn submit(&mut self) {
-        while self.under_way.len() < PARTS_MAX && self.next < self.length {
+        while self.under_way.len() < self.times.purpose.parts_max() && self.next < self.length {
             let (offset, length) = (self.next, PART.min(self.length - self.next));
             let remote = RemotePlace { peer: self.lent.owner(), region: self.lent.remote.id, offset };
             let request = Request {

@@ -13,6 +13,7 @@ use tidefs_engine::types::ByteCount;
 
 use super::loader::{Job, Rest};
 use super::ways::{Way, Ways};
+use crate::cluster::Purpose;
 use crate::namespace::Ino;
 
 /// One object that is to be loaded.
@@ -29,6 +30,14 @@ pub(super) struct Load {
     pub(super) ahead: Option<ByteCount>,
     /// Whether a client named it.
     pub(super) is_named: bool,
+    /// Whether a program waits for it, or will; else another member wants a copy to be here.
+    pub(super) is_read: bool,
+}
+
+impl Load {
+    fn purpose(&self) -> Purpose {
+        if self.is_read { Purpose::Reading } else { Purpose::Keeping }
+    }
 }
 
 #[derive(Default)]
@@ -164,10 +173,10 @@ impl Lines {
         self.ways.has_next(self.threads)
     }
 
-    /// Since when somebody waits for what comes next.
-    pub(super) fn since(&self, next: &Next) -> Option<Instant> {
-        let Next::Load(turn) = next else { return None };
-        self.loads.get(&turn.ino).and_then(|load| load.since)
+    /// Since when somebody waits for what comes next, and why it is loaded.
+    pub(super) fn known(&self, next: &Next) -> (Option<Instant>, Purpose) {
+        let load = if let Next::Load(turn) = next { self.loads.get(&turn.ino) } else { None };
+        load.map_or((None, Purpose::Reading), |load| (load.since, load.purpose()))
     }
 
     fn begin(&mut self, ino: Ino) -> bool {

@@ -56,6 +56,8 @@ pub enum Need {
     Whole,
     /// Its first ones, while the others come.
     Start,
+    /// All of its bytes, which another member wants to be here: no program waits for them.
+    Copy,
 }
 
 /// Where requests are left to wait.
@@ -88,8 +90,9 @@ impl Loader {
                 lines.count += 1;
                 let load = lines.loads.entry(ino).or_default();
                 load.since.get_or_insert_with(Instant::now);
+                load.is_read |= need != Need::Copy;
                 match need {
-                    Need::Whole => load.waiting.push(rest),
+                    Need::Whole | Need::Copy => load.waiting.push(rest),
                     Need::Start => load.at_start.push(rest),
                 }
                 if load.waiting.len() + load.at_start.len() == 1 && !load.is_running {
@@ -135,7 +138,7 @@ impl Loader {
             return false;
         }
         let Entry::Vacant(entry) = lines.loads.entry(ino) else { return false };
-        entry.insert(Load { ahead: Some(size), is_named, ..Load::default() });
+        entry.insert(Load { ahead: Some(size), is_named, is_read: true, ..Load::default() });
         lines.ahead.push_back(ino);
         self.arrived.notify_one();
         true
@@ -192,7 +195,7 @@ impl Datapath {
 
     /// Brings an object back for a peer, by the one load for all who want it, and waits until then, at most for `patience`.
     /// Returns whether it was had.
-    pub(super) fn load_for_peer(&self, ino: Ino, patience: Duration) -> bool {
+    pub(super) fn load_for_peer(&self, ino: Ino, need: Need, patience: Duration) -> bool {
         if !self.must_load(ino) {
             return true;
         }
@@ -204,7 +207,7 @@ impl Datapath {
         let rest = move |is_back| {
             let _ = tell.send(is_back);
         };
-        self.loader.leave(ino, Box::new(rest));
+        self.loader.leave_for(ino, need, Box::new(rest));
         told.recv_timeout(patience).unwrap_or(false)
     }
 
@@ -235,12 +238,12 @@ impl Datapath {
     pub fn run_loads(&self) {
         self.loader.lines.lock().threads += 1;
         loop {
-            let (next, since) = loop {
+            let (next, (since, purpose)) = loop {
                 let has_late = SsdTier::settle_late_loads();
                 let mut lines = self.loader.lines.lock();
                 if let Some(next) = lines.next() {
-                    let since = lines.since(&next);
-                    break (next, since);
+                    let known = lines.known(&next);
+                    break (next, known);
                 }
                 // What is left is done by those that run a job now.
                 if lines.is_closed {
@@ -280,7 +283,7 @@ impl Datapath {
                     self.telemetry.ssd_promotion_misses.increment();
                     Err(Error::NoObject)
                 }
-                Why::Wanted => self.promote(ino),
+                Why::Wanted => self.promote_as(ino, ReadFor::Use, purpose),
             };
             let load = self.loader.end(turn);
             let is_wanted = !load.waiting.is_empty() || !load.at_start.is_empty() || load.has_started;
@@ -302,6 +305,7 @@ mod tests {
     use tidefs_engine::types::MemberId;
 
     use super::*;
+    use crate::cluster::Purpose;
 
     fn lines(threads: usize) -> Loader {
         let loader = Loader::default();
@@ -325,6 +329,26 @@ mod tests {
         assert_eq!(lines.take(), turn(2, Why::Wanted), "somebody waits for it now");
         assert_eq!(lines.take(), turn(1, Why::Ahead));
         assert_eq!(lines.take(), None);
+    }
+
+    #[test]
+    fn what_another_member_wants_to_be_here_is_loaded_for_that_alone_unless_a_program_wants_it_too() {
+        let loader = lines(4);
+        let leave = |number, need| loader.leave_for(Ino(number), need, Box::new(|_| ()));
+        assert!(loader.leave_ahead(Ino(3), ByteCount(1), true), "a program named it");
+        for (number, needs) in [
+            (1, [Need::Copy, Need::Copy]),
+            (2, [Need::Copy, Need::Start]),
+            (3, [Need::Copy, Need::Copy]),
+            (4, [Need::Whole, Need::Copy]),
+        ] {
+            needs.into_iter().for_each(|need| leave(number, need));
+        }
+        let mut lines = loader.lines.lock();
+        for purpose in [Purpose::Keeping, Purpose::Reading, Purpose::Reading, Purpose::Reading] {
+            let next = lines.next().unwrap();
+            assert_eq!(lines.known(&next).1, purpose);
+        }
     }
 
     #[test]

@@ -19,7 +19,7 @@ use super::history::Ending;
 use super::room::footprint;
 use super::ssd::{Leaving, MayLend, object_key};
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
-use crate::cluster::{Arrival, Fetch, Fetched, Whole};
+use crate::cluster::{Arrival, Fetch, Fetched, Purpose, Whole};
 use crate::namespace::{Ino, Name, Slot};
 use crate::tier::eviction::Departure;
 use crate::tier::memory::checksum_bytes;
@@ -42,7 +42,10 @@ struct Wanted {
     size: ByteCount,
     directory: Slot,
     is_small: bool,
+    /// Of what is read from SSD.
     reason: ReadFor,
+    /// Of what is read from another member.
+    purpose: Purpose,
 }
 
 /// An object that is in memory. What nobody has to wait for is done when this is dropped, after those who waited for the object
@@ -145,6 +148,7 @@ impl Datapath {
             directory,
             is_small: object.size < self.settings.packed_max,
             reason: ReadFor::Use,
+            purpose: Purpose::Reading,
         })
     }
 
@@ -158,9 +162,19 @@ impl Datapath {
 
     /// The same, counted for another reason.
     pub(super) fn promote_for(&self, ino: Ino, reason: ReadFor) -> Result<Promoted<'_>, Error> {
+        self.promote_as(ino, reason, Purpose::Reading)
+    }
+
+    /// The same, of what programs do not wait for, too.
+    pub(super) fn promote_as(
+        &self,
+        ino: Ino,
+        reason: ReadFor,
+        purpose: Purpose,
+    ) -> Result<Promoted<'_>, Error> {
         let mut promoted = Promoted { datapath: self, arrived: None, fetched: None, has_loaded: false };
         let Some(wanted) = self.wanted(&self.lock(), ino) else { return Ok(promoted) };
-        let wanted = Wanted { reason, ..wanted };
+        let wanted = Wanted { reason, purpose, ..wanted };
         // Nothing leaves memory for what is not going to be read.
         if wanted.away.is_none() && self.ssd.get().is_some_and(|ssd| !ssd.may_load(&wanted.key)) {
             self.telemetry.ssd_promotion_misses.increment();
@@ -311,7 +325,10 @@ impl Datapath {
     fn promote_solo(&self, ino: Ino, wanted: &Wanted) -> Result<Option<Fetched>, Error> {
         // Who has the bytes is asked for them before there is a place for them.
         let source = match &wanted.away {
-            Some(away) => Source::Member(away, Box::new(self.begin_fetch(away, wanted.size)?)),
+            Some(away) => {
+                let fetch = self.begin_fetch(away, wanted.size)?.for_purpose(wanted.purpose);
+                Source::Member(away, Box::new(fetch))
+            }
             None => Source::Ssd(self.ssd.get().ok_or(Error::NoObject)?),
         };
         let blank = self.take_blank(wanted.size);

@@ -1,5 +1,6 @@
 //! Several members over real sockets of this machine: what one does, the others see.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -196,6 +197,47 @@ fn an_object_is_read_into_a_region_and_its_checksum_returned() {
         let refused = fetch(wanted).await.unwrap();
         assert!(matches!(refused, Err(ClusterError::NoSource { asked: 1, .. })), "{refused:?}");
         assert_eq!((hosts[1].cluster.counters().corrupt.get(), known()), (1, 0));
+    });
+}
+
+/// How many slices are under way whenever a part has come: the most.
+struct Watching {
+    cluster: Cluster,
+    most: Cell<usize>,
+}
+
+impl Arrival for Watching {
+    fn arrived(&self, _bytes: ByteCount) {
+        let operations = self.cluster.engine().expect("bytes are moved").status().operations;
+        self.most.set(self.most.get().max(operations));
+    }
+
+    fn starts_again(&self) -> bool {
+        true
+    }
+}
+
+/// A program of this host may read from the same member meanwhile.
+#[test]
+fn of_what_is_fetched_to_be_kept_for_others_a_few_parts_are_under_way() {
+    in_a_cluster_of(2, |_, hosts| async move {
+        let length = ByteCount(24 << 20);
+        let bytes: Vec<u8> = (0..length.get()).map(|at| (at % 241) as u8).collect();
+        hosts[0].write("kv/a", &bytes, wall(), soon()).await.unwrap();
+        let Seen::Elsewhere(stamp, copies, _) = hosts[1].look_up("kv/a", soon()).await else { panic!() };
+        let region = Arc::new(Region::anonymous(length, PageKind::Base, Access::Read).unwrap());
+        let wanted = Wanted { path: b"kv/a".to_vec(), stamp, size: length, copies };
+        let (cluster, target) = (hosts[1].cluster.clone(), Arc::clone(&region));
+        let fetching = tokio::task::spawn_blocking(move || {
+            let arrival = Watching { cluster: cluster.clone(), most: Cell::new(0) };
+            let fetch = cluster.fetch(wanted, Duration::from_secs(20), soon());
+            let fetched = fetch.for_purpose(Purpose::Keeping).into_region(&target, &arrival);
+            (fetched, arrival.most.get())
+        });
+        let (fetched, most) = fetching.await.unwrap();
+        assert_eq!(fetched.unwrap().checksum, twox_hash::XxHash3_64::oneshot(&bytes));
+        // Two to a part. One that has ended is counted for a moment more.
+        assert!(most <= 24, "{most} of 96");
     });
 }
 

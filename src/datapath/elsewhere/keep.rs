@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tidefs_engine::types::{ByteCount, MemberId};
 use tokio::runtime::Handle;
 
-use super::super::{Datapath, Object, Phase, Place, State};
+use super::super::{Datapath, Need, Object, Phase, Place, State};
 use super::stamp_of;
 use crate::cluster::shards::KeyId;
 use crate::cluster::{Copy, Facts, Holding, Medium, REPLICAS_MAX, Stamp, Unkept, Wish};
@@ -167,7 +167,7 @@ impl Datapath {
             }
             state.remote_size(slot).is_none()
         };
-        if !self.load_for_peer(ino, side.fetch_limit) {
+        if !self.load_for_peer(ino, Need::Copy, side.fetch_limit) {
             return Err(Unkept::NotNow);
         }
         let mut state = self.lock();

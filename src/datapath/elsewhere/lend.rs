@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use tidefs_engine::types::ByteCount;
 
-use super::super::{Caller, Datapath, Error, HandleId, IoPath, Marks, OpenOptions, Phase, Place};
+use super::super::{Caller, Datapath, Error, HandleId, IoPath, Marks, Need, OpenOptions, Phase, Place};
 use super::stamp_of;
 use crate::cluster::{Lent, LentBytes, Stamp, Unlent};
 use crate::namespace::{Ino, ThreadId};
@@ -75,7 +75,7 @@ impl Datapath {
                     let left = self.settings.deadline.checked_sub(began.elapsed()).filter(|_| !has_missed);
                     // What a disk lost is not held any more, and the catalog has been told so. What somebody else brought
                     // back meanwhile, or wrote anew, is looked at once more.
-                    has_missed = !self.load_for_peer(ino, left.ok_or(Unlent::NotNow)?);
+                    has_missed = !self.load_for_peer(ino, Need::Whole, left.ok_or(Unlent::NotNow)?);
                 }
                 Err(Reluctance::Unfinished) => {
                     let left = deadline.checked_duration_since(Instant::now()).ok_or(Unlent::NotNow)?;
