@@ -11,6 +11,7 @@
 //! [`withdraw`]: super::Holder::withdraw
 //! [`forget_answers`]: super::Holder::forget_answers
 
+use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -269,6 +270,12 @@ impl Cluster {
         let core = Arc::clone(&self.core);
         let work = async move { core.disagree(&path, deadline).await };
         self.run(work).await.unwrap_or(Err(ClusterError::Closed))
+    }
+
+    /// What operators call the members of the view. Looks at no table.
+    #[must_use]
+    pub fn names(&self) -> BTreeMap<MemberId, String> {
+        self.core.names()
     }
 
     /// What operators are shown.

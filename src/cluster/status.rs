@@ -1,5 +1,6 @@
 //! What a member tells operators about the cluster as it sees it.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use super::coordinator::{CoordinatorError, Reachability};
 use super::core::Core;
 use super::member::ClusterId;
 use super::peers::Link;
-use super::shards::{Owners, Shard};
+use super::shards::Shard;
 
 macro_rules! counters {
     ($($field:ident: $name:literal, $help:literal;)*) => {
@@ -167,15 +168,21 @@ impl Core {
         Reachability::Refused { since, reason: superseded.to_string().into() }
     }
 
+    /// What operators call the members.
+    pub(super) fn names(&self) -> BTreeMap<MemberId, String> {
+        self.seen().view.members().iter().map(|member| (member.id, member.name.clone())).collect()
+    }
+
     pub(super) fn status(&self) -> ClusterStatus {
         let (seen, now) = (self.seen(), self.now());
-        let served = |id: MemberId, is_primary: bool| {
-            let owners = Shard::all().filter_map(|shard| seen.map.owners(shard));
-            let serves = |owners: &Owners| {
-                if is_primary { owners.primary == id } else { owners.backup == Some(id) }
-            };
-            owners.filter(serves).count()
-        };
+        let mut served: BTreeMap<MemberId, (usize, usize)> = BTreeMap::new();
+        for owners in Shard::all().filter_map(|shard| seen.map.owners(shard)) {
+            served.entry(owners.primary).or_default().0 += 1;
+            if let Some(backup) = owners.backup {
+                served.entry(backup).or_default().1 += 1;
+            }
+        }
+        let served = |id: MemberId| served.get(&id).copied().unwrap_or_default();
         let mut members: Vec<MemberStatus> = seen
             .view
             .members()
@@ -189,18 +196,18 @@ impl Core {
                 link: LinkState::Myself,
                 trouble: None,
                 is_registered: true,
-                primary_shards: served(member.id, true),
-                backup_shards: served(member.id, false),
+                primary_shards: served(member.id).0,
+                backup_shards: served(member.id).1,
                 copies: 0,
                 read_bytes_per_second: 0,
             })
             .collect();
-        let mut owner = self.owner.lock();
-        for member in &mut members {
-            member.copies = owner.copies_of(member.id);
-        }
-        let catalog = owner.sizes();
+        let owner = self.owner.lock();
+        let (copies, catalog) = (owner.copies_by_member(), owner.sizes());
         drop(owner);
+        for member in &mut members {
+            member.copies = copies.get(&member.id).copied().unwrap_or_default();
+        }
         for (id, peer) in &*self.peers.lock() {
             let Some(member) = members.iter_mut().find(|member| member.id == *id) else { continue };
             member.link = match peer.link {

@@ -7,7 +7,6 @@ use tidefs_control_api::{
     CatalogStatus, ClusterStatus, CopyPlace, KeyPath, MemberStatus, Tier, Verdict, Where,
 };
 use tidefs_engine::metrics::MetricsSnapshot;
-use tidefs_engine::types::MemberId;
 
 use crate::cluster::coordinator::Reachability;
 use crate::cluster::status::{self, LinkState};
@@ -164,9 +163,7 @@ pub(super) fn locate(side: &ClusterSide, path: &KeyPath, bytes: Vec<u8>) -> Wher
     let cluster = side.cluster();
     let deadline = Instant::now() + PATIENCE;
     let found = side.runtime().block_on(cluster.find(vec![bytes], deadline)).pop().unwrap_or(Found::Unknown);
-    let members = cluster.status().members;
-    let name_of =
-        |id: MemberId| members.iter().find(|member| member.id == id).map(|member| member.name.clone());
+    let names = cluster.names();
     let (kind, size, copies, replicas) = match found {
         Found::Unknown => ("unknown", None, Vec::new(), None),
         Found::Absent { .. } => ("absent", None, Vec::new(), None),
@@ -180,7 +177,7 @@ pub(super) fn locate(side: &ClusterSide, path: &KeyPath, bytes: Vec<u8>) -> Wher
     let is_short = replicas.is_some_and(|replicas| count(relied_on) < replicas);
     let copies = copies.into_iter().map(|copy| CopyPlace {
         member: copy.member.to_string(),
-        name: name_of(copy.member),
+        name: names.get(&copy.member).cloned(),
         medium: match copy.medium {
             Medium::Memory => "memory".to_owned(),
             Medium::Ssd => "ssd".to_owned(),

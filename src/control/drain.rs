@@ -40,9 +40,8 @@ pub(super) fn status(member: MemberId, report: &DrainReport) -> DrainStatus {
 
 /// The member that is called so, or that has this identity, also when it has just left.
 fn member(cluster: &Cluster, text: &str) -> Result<MemberId, ApiError> {
-    let members = cluster.status().members;
     let called: Vec<MemberId> =
-        members.iter().filter(|member| member.name == text).map(|member| member.id).collect();
+        cluster.names().into_iter().filter(|(_, name)| name == text).map(|(member, _)| member).collect();
     let identified = || cluster.met().into_iter().find(|id| id.to_string() == text);
     match called.as_slice() {
         [one] => Ok(*one),

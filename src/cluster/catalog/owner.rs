@@ -351,8 +351,14 @@ impl Owner {
         }
     }
 
-    /// Copies that it names `member` for.
-    pub fn copies_of(&mut self, member: MemberId) -> usize {
-        self.slots.of_member(member).map_or(0, |slot| self.table.copies_of(slot))
+    /// Copies that it names the latest start of each member for.
+    #[must_use]
+    pub fn copies_by_member(&self) -> BTreeMap<MemberId, usize> {
+        let copies = self.table.copies();
+        let of_member = |peer: PeerId| {
+            let slot = self.slots.of_member(peer.member)?;
+            Some((peer.member, copies.get(slot.index()).copied().unwrap_or_default()))
+        };
+        self.slots.latest().filter_map(of_member).collect()
     }
 }

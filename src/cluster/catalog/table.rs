@@ -335,13 +335,15 @@ impl Table {
         self.parts[usize::from(shard.number())].entries.keys().copied()
     }
 
-    /// Copies that the table names `slot` for.
+    /// Copies that the table names each slot for, by its number; as many as it takes for the last that it names.
     #[must_use]
-    pub fn copies_of(&self, slot: Slot) -> usize {
-        let held = |part: &Part| {
-            part.held.iter().find(|(other, _)| *other == slot).map_or(0, |(_, keys)| keys.len())
-        };
-        self.parts.iter().map(held).sum()
+    pub fn copies(&self) -> Vec<usize> {
+        let mut copies: Vec<usize> = Vec::new();
+        for (slot, keys) in self.parts.iter().flat_map(|part| &part.held) {
+            copies.resize(copies.len().max(slot.index() + 1), 0);
+            copies[slot.index()] += keys.len();
+        }
+        copies
     }
 
     /// Forgets a shard: another member answers for it.

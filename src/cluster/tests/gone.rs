@@ -261,7 +261,7 @@ fn what_a_member_held_is_forgotten_when_it_leaves_and_ends_at_once() {
         two.cluster.close().await;
         sleep(Duration::from_secs(1)).await;
         assert!(one.cluster.core.peers.lock()[&MemberId(2)].has_left, "it heard that");
-        assert_eq!(one.cluster.core.owner.lock().copies_of(MemberId(2)), 0);
+        assert_eq!(one.cluster.core.owner.lock().copies_by_member().get(&MemberId(2)), None);
         one.cluster.close().await;
     });
 }

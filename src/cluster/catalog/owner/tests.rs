@@ -266,6 +266,17 @@ fn a_directory_that_only_lost_members_knew_is_there_again_with_the_first_that_co
 }
 
 #[test]
+fn copies_are_counted_for_every_member_and_not_for_its_earlier_starts() {
+    let (mut owner, path) = owner();
+    publish(&mut owner, start(2, 1), &path, Stamp(20));
+    let counted = |owner: &Owner| Vec::from_iter(owner.copies_by_member());
+    let copies = |second: usize| [(MemberId(1), 0), (MemberId(2), second), (MemberId(3), 0)];
+    assert_eq!(counted(&owner), copies(1));
+    owner.meet(start(2, 2));
+    assert_eq!(counted(&owner), copies(0));
+}
+
+#[test]
 fn who_is_forgotten_is_not_shown_what_it_would_not_be_told_of() {
     let (mut owner, path) = owner();
     publish(&mut owner, start(2, 1), &path, Stamp(20));

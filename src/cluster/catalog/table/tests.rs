@@ -70,8 +70,12 @@ impl Table {
         (0..9).map(|number| key(number).shard().number()).collect()
     }
 
+    fn copies_of(&self, slot: Slot) -> usize {
+        self.copies().get(slot.index()).copied().unwrap_or_default()
+    }
+
     fn check(&self) {
-        let mut entries = 0;
+        let (mut entries, mut copies) = (0, [0_usize; 5]);
         for part in &self.parts {
             entries += part.entries.len();
             let mut held: BTreeMap<Slot, BTreeSet<KeyId>> = BTreeMap::new();
@@ -86,8 +90,10 @@ impl Table {
             let index: BTreeMap<Slot, BTreeSet<KeyId>> =
                 part.held.iter().map(|(slot, keys)| (*slot, keys.iter().copied().collect())).collect();
             assert_eq!(index, held);
+            held.iter().for_each(|(slot, keys)| copies[slot.index()] += keys.len());
         }
         assert_eq!(entries, self.entries);
+        assert_eq!([0, 1, 2, 3, 4].map(|number| self.copies_of(slot(number))), copies);
     }
 
     fn run(&mut self, step: &Step, now: &mut Duration) {
