@@ -60,10 +60,15 @@ fn room_for(size: ByteCount) -> Result<Vec<u8>, Error> {
 }
 
 impl Datapath {
-    /// Lends an object to another member, when it is here and final. Waits for the SSD tier, and a while for a writer.
-    pub(super) fn lend_to_peer(self: &Arc<Self>, path: &[u8], stamp: Stamp) -> Result<Lent, Unlent> {
-        let began = Instant::now();
-        let deadline = began + WRITER_WAIT;
+    /// Lends an object to another member, which asked for it at `asked`, when it is here and final. Waits for the SSD tier, and a
+    /// while for a writer.
+    pub(super) fn lend_to_peer(
+        self: &Arc<Self>,
+        path: &[u8],
+        stamp: Stamp,
+        asked: Instant,
+    ) -> Result<Lent, Unlent> {
+        let deadline = Instant::now() + WRITER_WAIT;
         let mut has_missed = false;
         loop {
             match self.try_to_lend(path, stamp) {
@@ -72,7 +77,7 @@ impl Datapath {
                     return Ok(lent);
                 }
                 Err(Reluctance::OnSsd(ino)) => {
-                    let left = self.settings.deadline.checked_sub(began.elapsed()).filter(|_| !has_missed);
+                    let left = self.settings.deadline.checked_sub(asked.elapsed()).filter(|_| !has_missed);
                     // What a disk lost is not held any more, and the catalog has been told so. What somebody else brought
                     // back meanwhile, or wrote anew, is looked at once more.
                     has_missed = !self.load_for_peer(ino, Need::Whole, left.ok_or(Unlent::NotNow)?);

@@ -1,10 +1,16 @@
 //! What this daemon does for the other members with what it holds: lends ([`super::lend`]), withdraws, lists.
+//!
+//! Limits: [`LENDS_MAX`] lends that wait at once; a further one waits for one of them to end, on no thread, for as long as a disk
+//! may take, and is refused then: its reader goes elsewhere. What others were told to forget waits for no reader.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use tidefs_engine::types::{BoxFuture, ByteCount, MemberId};
 use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 use super::super::history::Ending;
 use super::super::{Datapath, Object, Phase};
@@ -21,32 +27,46 @@ const YOUNG_NS: i64 = 200_000_000;
 const SCANNED_MAX: usize = 1024;
 /// Objects of others that are forgotten together, while nobody else is served.
 const FORGOTTEN_AT_ONCE: usize = 256;
+/// Lends that may wait, for a disk or a writer, on a thread each: half of the threads that tokio has for what waits, 512. The rest
+/// is for withdrawals, which others wait for, and copies.
+const LENDS_MAX: usize = 256;
 
 /// The datapath as other members see it. Knows it weakly: a daemon that stops answers nobody.
 #[derive(Debug)]
 pub struct MemberSide {
     datapath: Weak<Datapath>,
     runtime: Handle,
+    /// A lend has one of these until its thread is done with it, whether or not somebody still waits for that.
+    lends: Arc<Semaphore>,
 }
 
 impl MemberSide {
     /// The side of `datapath`; what waits for a disk or frees memory runs on the blocking threads of `runtime`.
     #[must_use]
     pub fn new(datapath: &Arc<Datapath>, runtime: Handle) -> Self {
-        Self { datapath: Arc::downgrade(datapath), runtime }
+        Self { datapath: Arc::downgrade(datapath), runtime, lends: Arc::new(Semaphore::new(LENDS_MAX)) }
     }
 }
 
 impl Holder for MemberSide {
     fn lend(&self, path: Vec<u8>, stamp: Stamp) -> BoxFuture<'static, Result<Lent, Unlent>> {
         let datapath = self.datapath.upgrade();
-        let runtime = self.runtime.clone();
+        let (runtime, lends) = (self.runtime.clone(), Arc::clone(&self.lends));
         Box::pin(async move {
             let datapath = datapath.ok_or(Unlent::NotNow)?;
             if let Some(lent) = datapath.lend_at_once(&path, stamp) {
                 return Ok(lent);
             }
-            let lending = runtime.spawn_blocking(move || datapath.lend_to_peer(&path, stamp));
+            let asked = Instant::now();
+            let Ok(Ok(place)) = timeout(datapath.settings.deadline, lends.acquire_owned()).await else {
+                datapath.telemetry.overloads.increment();
+                return Err(Unlent::NotNow);
+            };
+            let lending = runtime.spawn_blocking(move || {
+                let lent = datapath.lend_to_peer(&path, stamp, asked);
+                drop(place);
+                lent
+            });
             // A panic in there is logged by its thread.
             lending.await.unwrap_or(Err(Unlent::NotNow))
         })
@@ -315,5 +335,42 @@ impl Datapath {
         }
         listed.sort_unstable_by_key(|entry| entry.cookie);
         listed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::datapath::testing;
+
+    /// The side of a cache of which as much is being lent as may be, until the last value is dropped.
+    fn busy() -> (tempfile::TempDir, Arc<Datapath>, MemberSide, tokio::sync::OwnedSemaphorePermit) {
+        let (place, datapath) = testing::unprivileged();
+        let datapath = Arc::new(datapath);
+        let side = MemberSide::new(&datapath, Handle::current());
+        let all = u32::try_from(LENDS_MAX).unwrap();
+        let lent = Arc::clone(&side.lends).try_acquire_many_owned(all).unwrap();
+        (place, datapath, side, lent)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_finds_too_much_being_lent_waits_for_one_of_those_to_end_and_holds_up_no_withdrawal() {
+        let (_place, datapath, side, lent) = busy();
+        let mut lending = side.lend(b"k".to_vec(), Stamp(1));
+        let moment = datapath.settings.deadline / 2;
+        assert!(timeout(moment, &mut lending).await.is_err(), "it has its turn when one of them has ended");
+        side.withdraw(b"k".to_vec(), Stamp(1)).await;
+        drop(lent);
+        assert!(matches!(lending.await, Err(Unlent::Gone)), "nothing stands there");
+        assert_eq!(datapath.telemetry.overloads.get(), 0);
+        assert_eq!(side.lends.available_permits(), LENDS_MAX);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_finds_too_much_being_lent_for_as_long_as_a_disk_may_take_is_refused_and_counted() {
+        let (_place, datapath, side, _lent) = busy();
+        let lending = timeout(datapath.settings.deadline * 2, side.lend(b"k".to_vec(), Stamp(1)));
+        assert!(matches!(lending.await, Ok(Err(Unlent::NotNow))));
+        assert_eq!(datapath.telemetry.overloads.get(), 1);
     }
 }
