@@ -11,15 +11,18 @@
 //! While the coordinator is away such changes are refused, with its reason in the log; a namespace can be made, and is agreed on
 //! when the coordinator is back. Policy of an object is of its copy on this host alone.
 //!
-//! Limits: [`UNAGREED_MAX`] namespaces that were made meanwhile; further ones are agreed on when something of them is changed.
+//! Limits: [`UNAGREED_MAX`](unagreed::UNAGREED_MAX) namespaces that were made meanwhile; further ones are agreed on when something
+//! of them is changed.
 
 mod adopting;
+mod unagreed;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tidefs_control_api::KeyPath;
 
+use self::unagreed::Unagreed;
 use super::super::policy_text::{SETTABLE, check, written};
 use super::super::xattrs::PREFIX;
 use super::super::{AttributeChange, Caller, Datapath, Error, Presence, Stat, State};
@@ -28,8 +31,6 @@ use crate::cluster::coordinator::{Access, NamespaceChange, NamespaceRecord, Name
 use crate::cluster::{ClusterError, DirectoryFacts, Unapplied};
 use crate::namespace::{Ino, Slot, permissions};
 
-/// Namespaces that wait to be agreed on, at most.
-const UNAGREED_MAX: usize = 4096;
 /// Why nothing can be agreed on with others.
 const NOT_JOINED: &str = "this host has not joined its cluster yet";
 /// Between two attempts to have them agreed on.
@@ -40,7 +41,7 @@ const AGREE_PAUSE: Duration = Duration::from_secs(1);
 pub(super) struct Agreed {
     namespaces: Namespaces,
     /// Namespaces that were made here while the coordinator was away.
-    unagreed: BTreeSet<Vec<u8>>,
+    unagreed: Unagreed,
     /// Somebody sees to these.
     is_agreeing: bool,
 }
@@ -130,12 +131,16 @@ impl Datapath {
     /// Says and counts who does not go by it yet, or why nobody does.
     fn take_agreement(&self, path: &[u8], agreed: Result<Unapplied, ClusterError>) -> Result<(), Error> {
         let unapplied = agreed.map_err(|error| self.refuse(path, &error))?;
+        self.note_unapplied(path, unapplied);
+        Ok(())
+    }
+
+    fn note_unapplied(&self, path: &[u8], unapplied: Unapplied) {
         for (member, reason) in unapplied {
             self.telemetry.agreements_late.increment();
             let directory = KeyPath::from_bytes(path);
             tracing::warn!(%directory, %member, reason, "a member goes by what it knew of a directory until it hears of the change");
         }
-        Ok(())
     }
 
     fn refuse(&self, path: &[u8], reason: &dyn std::fmt::Display) -> Error {
@@ -216,10 +221,8 @@ impl Datapath {
 
     /// Notes a namespace that is to be agreed on when that is possible.
     pub(super) fn agree_later(&self, path: &[u8]) {
-        let unagreed = &mut self.lock().elsewhere.agreed.unagreed;
-        if unagreed.len() < UNAGREED_MAX {
-            unagreed.insert(path.to_vec());
-        } else {
+        let has_room = self.lock().elsewhere.agreed.unagreed.add(path);
+        if !has_room {
             self.telemetry.agreements_refused.increment();
             tracing::warn!("too many namespaces were made while the coordinator is away");
         }
@@ -245,12 +248,12 @@ impl Datapath {
         });
     }
 
-    /// Has the members agree on one of those namespaces. Returns whether none is left.
+    /// Has the members agree on the next of those namespaces, while the coordinator is there. Returns whether none is left.
     async fn agree_on_one(&self) -> bool {
         let Some(side) = self.cluster.get() else { return true };
         let (path, base) = {
             let mut state = self.lock();
-            let Some(path) = state.elsewhere.agreed.unagreed.first().cloned() else {
+            let Some(path) = state.elsewhere.agreed.unagreed.next_turn() else {
                 state.elsewhere.agreed.is_agreeing = false;
                 return true;
             };
@@ -261,9 +264,22 @@ impl Datapath {
             };
             (path, state.own_record(slot))
         };
+        if !side.cluster.reaches_coordinator() {
+            return false;
+        }
         let change = NamespaceChange { base, ..NamespaceChange::default() };
-        if side.cluster.agree(path.clone(), change, side.deadline()).await.is_ok() {
-            self.lock().elsewhere.agreed.unagreed.remove(&path);
+        match side.cluster.agree(path.clone(), change, side.deadline()).await {
+            Ok(unapplied) => {
+                self.lock().elsewhere.agreed.unagreed.remove(&path);
+                self.note_unapplied(&path, unapplied);
+            }
+            Err(error) => {
+                let is_news = self.lock().elsewhere.agreed.unagreed.note_refused(&path);
+                if is_news {
+                    let directory = KeyPath::from_bytes(&path);
+                    tracing::warn!(%directory, reason = %error, "a namespace that was made here is not agreed on; it is tried again and again");
+                }
+            }
         }
         false
     }
