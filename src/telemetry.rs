@@ -91,7 +91,7 @@ counters! {
     catalog_publications: "tidefs_catalog_publications_total", "Objects and directories that other members were told of.";
     catalog_removals: "tidefs_catalog_removals_total", "Removals that other members were told of.";
     catalog_failures: "tidefs_catalog_failures_total", "Publications and removals that the cluster did not hear of in time.";
-    agreements_refused: "tidefs_agreements_refused_total", "Changes of directories that all members are to agree on and that were refused, the coordinator being away.";
+    agreements_refused: "tidefs_agreements_refused_total", "Changes of directories that all members are to agree on and that were refused: the coordinator was away, or too much is agreed on.";
     agreements_late: "tidefs_agreements_late_total", "Members that did not go by such a change when its caller was answered, each once.";
     remote_fetches: "tidefs_remote_fetches_total", "Objects fetched from other members.";
     remote_fetched_bytes: "tidefs_remote_fetched_bytes_total", "Bytes of objects fetched from other members.";

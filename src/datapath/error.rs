@@ -93,6 +93,9 @@ pub enum Error {
     /// The members of a cluster are to agree on this, and what they agree by is away. The log says what was asked, and why not.
     #[error("the cluster's coordinator is away: what all members agree on cannot change now")]
     NotAgreed,
+    /// As many directories of the cluster have a policy, owner or mode of their own as may. The log says how many that is.
+    #[error("no more directories of a cluster can have a policy, owner or mode of their own")]
+    AgreementsFull,
     /// A member that may hold something in the directory does not answer, and is not forgotten yet. The log says which.
     #[error("a member of the cluster does not say whether the directory is empty")]
     Unanswered,

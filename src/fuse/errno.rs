@@ -27,6 +27,7 @@ pub(super) fn errno(error: &Error) -> Errno {
         Error::TooLong => Errno::EFBIG, // longer than a file of the scratch disk, or of the daemon, can be
         Error::OtherPlace => Errno::from_i32(libc::EXDEV), // a directory of a cluster is renamed
         Error::NotAgreed => Errno::from_i32(libc::ETIMEDOUT), // the coordinator is away: policy, owner and mode of directories cannot change
+        Error::AgreementsFull => Errno::ENOSPC, // as many directories of a cluster have a policy, owner or mode as may
         Error::Unanswered => Errno::EBUSY, // a host that may hold something in the directory does not answer
         Error::Overloaded => Errno::EAGAIN, // too many requests wait for a thread that may wait
         Error::NoAttribute => Errno::from_i32(libc::ENODATA), // the attribute is not set

@@ -81,7 +81,7 @@ fn errno(error: Error) -> Errno {
         Error::OtherPlace => Errno::EXDEV,
         Error::NoAttribute => Errno::ENODATA,
         Error::BadHandle => Errno::EBADF,
-        Error::NotAgreed | Error::Unanswered => panic!("there is no cluster"),
+        Error::NotAgreed | Error::AgreementsFull | Error::Unanswered => panic!("there is no cluster"),
         Error::Overloaded => panic!("too few wait for a thread in these tests"),
         // No disk fails in these tests, so this is always a bug.
         Error::Io { operation, source } => panic!("EIO: {operation}: {source}"),

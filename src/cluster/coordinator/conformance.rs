@@ -162,6 +162,14 @@ pub(crate) async fn what_is_agreed_about_a_namespace_reaches_everyone(pair: Pair
     assert!(seen.records.keys().eq(["other"]), "{seen:?}");
 }
 
+pub(crate) async fn what_is_so_already_makes_no_revision(pair: Pair) {
+    let first = pair.first.change_namespace("kv", sets("quota", "1GiB"), soon()).await.expect("set");
+    let again = pair.second.change_namespace("kv", sets("quota", "1GiB"), soon()).await.expect("set again");
+    assert_eq!(again, first);
+    let other = pair.second.change_namespace("kv", sets("quota", "2GiB"), soon()).await.expect("replace");
+    assert!(other > first, "{other} and {first}");
+}
+
 pub(crate) async fn who_removes_what_was_just_removed_is_told_the_revision_of_that(pair: Pair) {
     let nothing = pair.first.remove_namespace("kv", soon()).await.expect("removing what never was is fine");
     let made = pair.first.change_namespace("kv", sets("quota", "1GiB"), soon()).await.expect("set");
@@ -201,6 +209,7 @@ macro_rules! coordinator_facts {
             a_registration_has_a_number_for_as_long_as_it_stands_and_the_next_one_another,
             numbers_of_views_only_grow,
             what_is_agreed_about_a_namespace_reaches_everyone,
+            what_is_so_already_makes_no_revision,
             who_removes_what_was_just_removed_is_told_the_revision_of_that,
             changes_of_two_members_at_once_are_both_made,
         }

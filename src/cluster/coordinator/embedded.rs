@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use tidefs_engine::types::{Incarnation, MemberId};
 use tokio::sync::watch;
 
+use super::namespaces::{RECORDS_BYTES_MAX, RECORDS_MAX, weight};
 use super::{
     Agreement, Asked, Coordinator, CoordinatorError, NamespaceChange, NamespaceRecord, Namespaces,
     Reachability, Start,
@@ -24,6 +25,9 @@ pub(super) struct Agreed {
     starts: BTreeMap<MemberId, Incarnation>,
     pub(super) members: BTreeMap<MemberId, Member>,
     namespaces: BTreeMap<String, NamespaceRecord>,
+    /// Bytes of these records. Counted when it is resumed.
+    #[serde(skip)]
+    namespaces_bytes: usize,
     /// Counts changes: numbers of views and revisions are taken from it.
     changes: u64,
 }
@@ -36,6 +40,7 @@ impl Agreed {
             starts: BTreeMap::new(),
             members: BTreeMap::new(),
             namespaces: BTreeMap::new(),
+            namespaces_bytes: 0,
             changes: 0,
         }
     }
@@ -76,7 +81,8 @@ impl Embedded {
     }
 
     /// A coordinator that goes on where another one ended.
-    pub(super) fn resumed(agreed: Agreed) -> Self {
+    pub(super) fn resumed(mut agreed: Agreed) -> Self {
+        agreed.namespaces_bytes = agreed.namespaces.iter().map(|(name, record)| weight(name, record)).sum();
         let coordinator = Self {
             shared: Arc::new(Shared {
                 agreed: Mutex::new(agreed),
@@ -154,6 +160,34 @@ impl Embedded {
         Ok(())
     }
 
+    fn change_now(&self, name: &str, change: &NamespaceChange) -> Result<u64, CoordinatorError> {
+        let mut agreed = self.shared.agreed.lock();
+        let before = agreed.namespaces.get(name);
+        let record = change.applied_to(before);
+        if before == Some(&record) {
+            return Ok(self.shared.namespaces.borrow().revision);
+        }
+        let is_one_more = before.is_none();
+        let (bytes, bytes_before) = (weight(name, &record), before.map_or(0, |before| weight(name, before)));
+        let bytes_after = (agreed.namespaces_bytes + bytes).saturating_sub(bytes_before);
+        let are_too_many = is_one_more && agreed.namespaces.len() >= RECORDS_MAX;
+        if are_too_many || (bytes > bytes_before && bytes_after > RECORDS_BYTES_MAX) {
+            return Err(CoordinatorError::TooMany);
+        }
+        agreed.namespaces_bytes = bytes_after;
+        agreed.namespaces.insert(name.to_owned(), record);
+        Ok(self.publish_namespaces(&mut agreed))
+    }
+
+    fn remove_now(&self, name: &str) -> u64 {
+        let mut agreed = self.shared.agreed.lock();
+        let Some(record) = agreed.namespaces.remove(name) else {
+            return self.shared.namespaces.borrow().revision;
+        };
+        agreed.namespaces_bytes = agreed.namespaces_bytes.saturating_sub(weight(name, &record));
+        self.publish_namespaces(&mut agreed)
+    }
+
     fn publish_view(&self, agreed: &mut Agreed) {
         agreed.changes += 1;
         let view = View::new(agreed.changes, agreed.members.values().cloned().collect());
@@ -199,22 +233,11 @@ impl Coordinator for Embedded {
     }
 
     fn change_namespace(&self, name: &str, change: NamespaceChange, _deadline: Instant) -> Asked<'_, u64> {
-        let mut agreed = self.shared.agreed.lock();
-        let record = change.applied_to(agreed.namespaces.get(name));
-        agreed.namespaces.insert(name.to_owned(), record);
-        let revision = self.publish_namespaces(&mut agreed);
-        Box::pin(ready(Ok(revision)))
+        Box::pin(ready(self.change_now(name, &change)))
     }
 
     fn remove_namespace(&self, name: &str, _deadline: Instant) -> Asked<'_, u64> {
-        let mut agreed = self.shared.agreed.lock();
-        let was_there = agreed.namespaces.remove(name).is_some();
-        let revision = if was_there {
-            self.publish_namespaces(&mut agreed)
-        } else {
-            self.shared.namespaces.borrow().revision
-        };
-        Box::pin(ready(Ok(revision)))
+        Box::pin(ready(Ok(self.remove_now(name))))
     }
 
     fn reachability(&self) -> Reachability {
@@ -224,7 +247,7 @@ impl Coordinator for Embedded {
 
 #[cfg(test)]
 mod tests {
-    use super::super::conformance::{Pair, coordinator_facts};
+    use super::super::conformance::{Pair, coordinator_facts, sets};
     use super::*;
 
     fn pair() -> Pair {
@@ -234,4 +257,31 @@ mod tests {
     }
 
     coordinator_facts!(pair());
+
+    /// A coordinator that knows records with these names.
+    fn knowing(names: impl Iterator<Item = String>) -> Embedded {
+        let mut agreed = Agreed::new(ClusterId(7));
+        agreed.namespaces = names.map(|name| (name, NamespaceRecord::default())).collect();
+        Embedded::resumed(agreed)
+    }
+
+    fn is_full_until_one_of_them_goes(coordinator: &Embedded, known: &str, another: &str) {
+        let change = |name: &str| coordinator.change_now(name, &sets("quota", "1GiB"));
+        assert!(matches!(change(another), Err(CoordinatorError::TooMany)));
+        coordinator.remove_now(known);
+        change(another).unwrap();
+        assert!(matches!(change(known), Err(CoordinatorError::TooMany)));
+    }
+
+    #[test]
+    fn no_more_is_agreed_on_than_is_bounded_and_what_goes_makes_room() {
+        let many = knowing((0..RECORDS_MAX).map(|number| number.to_string()));
+        is_full_until_one_of_them_goes(&many, "7", "one more");
+        many.change_now("8", &sets("quota", "1GiB")).expect("it is known, and there is room");
+        // As many bytes as may be told, in fewer names.
+        let long = |number: usize| format!("{number:04096}");
+        let count = RECORDS_BYTES_MAX / weight(&long(0), &NamespaceRecord::default());
+        let of_long_names = knowing((0..count).map(long));
+        is_full_until_one_of_them_goes(&of_long_names, &long(7), &long(count));
+    }
 }

@@ -6,6 +6,8 @@ use std::time::Duration;
 use thiserror::Error;
 use tidefs_engine::types::{Incarnation, MemberId};
 
+use super::RECORDS_MAX;
+
 /// Why the coordinator did not do it.
 #[derive(Clone, Debug, Error)]
 pub enum CoordinatorError {
@@ -35,6 +37,12 @@ pub enum CoordinatorError {
         /// The latest.
         latest: Incarnation,
     },
+    /// Something is agreed on about as many directories as may be.
+    #[error(
+        "{RECORDS_MAX} directories, or fewer with long names, have a policy, owner or mode of their own already: rmdir of one that \
+         is not needed makes room"
+    )]
+    TooMany,
     /// The coordinator refused, or holds something that is not ours.
     #[error("{what}: {reason}")]
     Refused {

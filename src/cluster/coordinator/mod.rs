@@ -26,7 +26,9 @@ pub mod hosted;
 mod namespaces;
 
 pub use error::CoordinatorError;
-pub use namespaces::{Access, Agreement, NamespaceChange, NamespaceRecord, Namespaces, name_of, path_of};
+pub use namespaces::{
+    Access, Agreement, NamespaceChange, NamespaceRecord, Namespaces, RECORDS_MAX, name_of, path_of,
+};
 
 /// A future of a coordinator: it owns nothing but borrows, and may be dropped at any time. What was asked for may have
 /// happened then.
@@ -111,10 +113,10 @@ pub trait Coordinator: fmt::Debug + Send + Sync {
     fn namespaces(&self) -> watch::Receiver<Namespaces>;
 
     /// Changes what is agreed on about the directory called `name`. Returns the revision with which it is so: everyone who
-    /// heard of that revision, or a later one, knows it.
+    /// heard of that revision, or a later one, knows it. What it is already makes no revision.
     ///
     /// # Errors
-    /// [`CoordinatorError::Away`].
+    /// [`CoordinatorError::TooMany`]; [`CoordinatorError::Away`].
     fn change_namespace(&self, name: &str, change: NamespaceChange, deadline: Instant) -> Asked<'_, u64>;
 
     /// Forgets a directory. Returns the revision with which it is so, as [`Coordinator::change_namespace`] does. That nothing

@@ -2,11 +2,18 @@
 //!
 //! Records are few and change rarely. A namespace (a directory at the top) has one from its mkdir on, any other directory from
 //! the first change of its owner, mode or policy on.
+//!
+//! Limits: [`RECORDS_MAX`] directories. Who would have one more is told so: each change goes through all of them, at every member.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+
+/// Directories that something is agreed on about, at most.
+pub const RECORDS_MAX: usize = 65_536;
+/// Their bytes, as [`weight`] counts them, where all of them are one message.
+pub(super) const RECORDS_BYTES_MAX: usize = 32 << 20;
 
 /// Owner and permission bits of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,6 +83,11 @@ pub struct Agreement {
 
 /// What is agreed on, as it was heard at one moment.
 pub type Namespaces = Arc<Agreement>;
+
+/// Bytes that a record takes where it is told.
+pub(super) fn weight(name: &str, record: &NamespaceRecord) -> usize {
+    serde_json::to_vec(&(name, record)).map_or(0, |told| told.len())
+}
 
 /// What the directory at `path` below the mount is called here: its path, where bytes that are no text, and `%`, are escaped.
 /// The mount's root is called by the empty name.

@@ -27,7 +27,9 @@ use super::super::policy_text::{SETTABLE, check, written};
 use super::super::xattrs::PREFIX;
 use super::super::{AttributeChange, Caller, Datapath, Error, Presence, Stat, State};
 use super::ClusterSide;
-use crate::cluster::coordinator::{Access, NamespaceChange, NamespaceRecord, Namespaces, name_of};
+use crate::cluster::coordinator::{
+    Access, CoordinatorError, NamespaceChange, NamespaceRecord, Namespaces, name_of,
+};
 use crate::cluster::{ClusterError, DirectoryFacts, Unapplied};
 use crate::namespace::{Ino, Slot, permissions};
 
@@ -73,7 +75,8 @@ impl Datapath {
     /// Sets, or with `None` removes, a policy of a directory on all members.
     ///
     /// # Errors
-    /// As [`Datapath::set_attribute`]; [`Error::NotAgreed`] while the coordinator is away: nothing has changed then.
+    /// As [`Datapath::set_attribute`]; [`Error::NotAgreed`] while the coordinator is away, [`Error::AgreementsFull`] when
+    /// something is agreed on about too many others: nothing has changed then.
     pub async fn agree_on_attribute(
         &self,
         ino: Ino,
@@ -99,7 +102,7 @@ impl Datapath {
     /// Changes owner and mode of a directory on all members, and the rest here.
     ///
     /// # Errors
-    /// As [`Datapath::setattr`]; [`Error::NotAgreed`] while the coordinator is away: nothing has changed then.
+    /// As [`Datapath::setattr`]; else as [`Datapath::agree_on_attribute`].
     pub async fn agree_on_access(
         &self,
         caller: &Caller,
@@ -130,7 +133,10 @@ impl Datapath {
 
     /// Says and counts who does not go by it yet, or why nobody does.
     fn take_agreement(&self, path: &[u8], agreed: Result<Unapplied, ClusterError>) -> Result<(), Error> {
-        let unapplied = agreed.map_err(|error| self.refuse(path, &error))?;
+        let unapplied = agreed.map_err(|error| match (self.refuse(path, &error), error) {
+            (_, ClusterError::Coordinator(CoordinatorError::TooMany)) => Error::AgreementsFull,
+            (refused, _) => refused,
+        })?;
         self.note_unapplied(path, unapplied);
         Ok(())
     }
@@ -146,7 +152,7 @@ impl Datapath {
     fn refuse(&self, path: &[u8], reason: &dyn std::fmt::Display) -> Error {
         self.telemetry.agreements_refused.increment();
         let directory = KeyPath::from_bytes(path);
-        tracing::warn!(%directory, %reason, "a change that all members are to agree on is refused; try again later");
+        tracing::warn!(%directory, %reason, "a change that all members are to agree on is refused");
         Error::NotAgreed
     }
 
@@ -282,5 +288,20 @@ impl Datapath {
             }
         }
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::datapath::testing;
+
+    #[test]
+    fn who_would_have_more_agreed_on_than_is_bounded_is_told_that_there_is_no_room() {
+        let (_place, datapath) = testing::unprivileged();
+        let refused = |error: ClusterError| datapath.take_agreement(b"kv/a", Err(error)).unwrap_err();
+        assert!(matches!(refused(CoordinatorError::TooMany.into()), Error::AgreementsFull));
+        assert!(matches!(refused(ClusterError::DeadlinePassed), Error::NotAgreed));
+        assert_eq!(datapath.telemetry.agreements_refused.get(), 2);
     }
 }

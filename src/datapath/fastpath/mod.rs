@@ -114,6 +114,7 @@ impl Located {
             | Error::NotEmpty
             | Error::OtherPlace
             | Error::NotAgreed
+            | Error::AgreementsFull
             | Error::Unanswered
             | Error::Overloaded
             | Error::Unsupported(_) => Self::AskByFile,

@@ -10,7 +10,7 @@
 //! or an earlier state of it, is not gone by: it is as if it were away, and why is said.
 //!
 //! Limits: a request waits until its deadline for a session; each call to etcd takes at most
-//! `EtcdSettings::call_timeout`.
+//! `EtcdSettings::call_timeout`. [`RECORDS_MAX`] directories, as far as was heard: members that ask at one moment may pass it.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -22,7 +22,9 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::{Asked, Coordinator, CoordinatorError, NamespaceChange, Namespaces, Reachability, Start};
+use super::{
+    Asked, Coordinator, CoordinatorError, NamespaceChange, Namespaces, RECORDS_MAX, Reachability, Start,
+};
 use crate::cluster::member::{ClusterId, Member, View};
 
 mod heard;
@@ -304,7 +306,14 @@ impl Coordinator for Etcd {
 
     fn change_namespace(&self, name: &str, change: NamespaceChange, deadline: Instant) -> Asked<'_, u64> {
         let key = self.shared.keys.namespace(name);
+        let are_too_many = {
+            let heard = self.shared.namespaces.borrow();
+            heard.records.len() >= RECORDS_MAX && !heard.records.contains_key(name)
+        };
         Box::pin(async move {
+            if are_too_many {
+                return Err(CoordinatorError::TooMany);
+            }
             let change = |connected| change_record(connected, key.clone(), change.clone());
             self.call("a change of a directory's policy, owner or mode", deadline, change).await
         })

@@ -19,8 +19,8 @@ use crate::cluster::member::{ClusterId, Member};
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Keys in one answer of etcd, of which gRPC takes no more than 4 MiB: a record is some hundred bytes, and a name of up to
-/// 4 KiB.
+/// Keys in one answer of etcd, of which gRPC takes no more than 4 MiB: a record is some hundred bytes, and the name of a path of
+/// up to 4 KiB three times that.
 const PAGE: i64 = 256;
 
 /// Whether users or roles of etcd have changed since it gave out the token of this session, which counts no more: a new one

@@ -7,7 +7,7 @@ use crate::cluster::coordinator::embedded::Agreed;
 use crate::cluster::member::ClusterId;
 use crate::replace::{read_whole, replace_durably};
 
-/// Longest file that is read: a hundred times what ten thousand directories take.
+/// Longest file that is read: several times what all that may be agreed on takes.
 const FILE_BYTES_MAX: usize = 256 << 20;
 
 /// What an earlier start kept; without a file a cluster that begins.

@@ -325,6 +325,7 @@ impl Follower {
     async fn agree(&self, what: &'static str, deadline: Instant, ask: Ask) -> Result<u64, CoordinatorError> {
         match self.heard.ask(what, deadline, ask).await? {
             Answered::Agreed { revision } => Ok(revision),
+            Answered::TooMany => Err(CoordinatorError::TooMany),
             _ => Err(unexpected(what)),
         }
     }

@@ -1,6 +1,7 @@
 //! The keeper: has what is agreed on, serves it to followers, and keeps it in a file before it says that it is so.
 
 use std::collections::HashMap;
+use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
@@ -41,14 +42,22 @@ struct Kept {
     lease: Duration,
     /// What the file holds, once it was written. Held to write it, in threads that may wait.
     written: Mutex<Option<Agreed>>,
-    /// What followers are told: all that the file holds. Held to queue it to them, so that none hears of a later state first.
-    told: Mutex<Told>,
+    /// What followers are told. Held to queue it to them, so that none hears of a later state first.
+    told: Mutex<Telling>,
     /// Held for a look-up.
     followers: Mutex<HashMap<PeerId, Follower>>,
     /// Whose holders were lost, and when the latest of them was: the lease runs from there. Held for a look-up.
     lost: Mutex<HashMap<Registered, Instant>>,
     runtime: Handle,
     weak: Weak<Self>,
+}
+
+/// All that the file holds, as it is told to each follower.
+#[derive(Debug)]
+struct Telling {
+    file: FileState,
+    /// A [`Told`]: written once, and not once for each of them.
+    body: Vec<u8>,
 }
 
 /// A process that asks, while its link is up.
@@ -72,12 +81,14 @@ impl Keeper {
         let state = FileState { start, found, kept: found };
         let own = Embedded::resumed(agreed);
         let (agreed, view, namespaces) = own.agreed();
+        let body = encode(&Told::of(agreed.cluster, &view, &namespaces, state))
+            .map_err(|words| unread(io::Error::other(words)))?;
         let kept = Arc::new_cyclic(|weak| Kept {
             own,
             file: settings.file.clone(),
             lease: settings.lease,
             written: Mutex::default(),
-            told: Mutex::new(Told::of(agreed.cluster, &view, &namespaces, state)),
+            told: Mutex::new(Telling { file: state, body }),
             followers: Mutex::default(),
             lost: Mutex::default(),
             runtime: runtime.clone(),
@@ -119,14 +130,14 @@ impl Kept {
             // Somebody was registered again, or left twice.
             return Ok(());
         }
+        let state = FileState { kept: agreed.changes(), ..self.told.lock().file };
+        let body = encode(&Told::of(agreed.cluster, &view, &namespaces, state))?;
         file::store(&self.file, &agreed).map_err(|error| {
             let reason = format!("cannot write `{}`: {error}", self.file.display());
             tracing::error!(reason, "what the cluster agrees on may be lost with the end of this daemon");
             reason
         })?;
-        let mut told = self.told.lock();
-        let state = FileState { kept: agreed.changes(), ..told.file };
-        *told = Told::of(agreed.cluster, &view, &namespaces, state);
+        *self.told.lock() = Telling { file: state, body };
         *written = Some(agreed);
         Ok(())
     }
@@ -219,16 +230,15 @@ impl Kept {
         match done {
             Ok(answered) => self.keep().await.map(|()| answered),
             Err(CoordinatorError::Superseded { latest, .. }) => Ok(Answered::Superseded { latest }),
+            Err(CoordinatorError::TooMany) => Ok(Answered::TooMany),
             Err(error) => Err(error.to_string()),
         }
     }
 }
 
 /// Tells one follower. Returns whether that could be done: one that could not be told is to come again, and is told then.
-fn tell(link: &Link, told: &Told) -> bool {
-    let sent = encode(told)
-        .map_err(Arc::from)
-        .and_then(|body| link.notify(CHANNEL, body).map_err(|error| Arc::<str>::from(error.to_string())));
+fn tell(link: &Link, told: &Telling) -> bool {
+    let sent = link.notify(CHANNEL, told.body.clone());
     if let Err(error) = &sent {
         tracing::warn!(%error, follower = %link.remote(), "a member could not be told what is agreed on");
     }

@@ -25,6 +25,7 @@ use tokio::net::TcpSocket;
 use tokio::runtime::Handle;
 
 use super::Coordinator;
+use super::namespaces::RECORDS_BYTES_MAX;
 use crate::cluster::member::ClusterId;
 
 mod file;
@@ -39,6 +40,8 @@ use keeper::Keeper;
 
 /// All that is agreed on is one message.
 const MESSAGE_BYTES_MAX: ByteCount = ByteCount::mib(64);
+// The other half is for members: a few hundred bytes each.
+const _: () = assert!(MESSAGE_BYTES_MAX.0 >= 2 * RECORDS_BYTES_MAX as u64);
 
 /// Where members meet, and how.
 #[derive(Clone, Debug)]

@@ -44,6 +44,8 @@ pub(super) enum Answered {
     Superseded { latest: Incarnation },
     /// It is so from this revision on.
     Agreed { revision: u64 },
+    /// Something is agreed on about as many directories as may be.
+    TooMany,
 }
 
 /// All that is agreed on, told to each follower when it comes and after each change.
