@@ -1,4 +1,6 @@
 //! The keeper: has what is agreed on, serves it to followers, and keeps it in a file before it says that it is so.
+//!
+//! Invariant: one thread at most waits for the disk of the file, whoever asks; what is changed meanwhile is written together.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,7 +14,7 @@ use tidefs_engine::error::Error;
 use tidefs_engine::link::{Answer, Channel, Link, LinkEvents, Links};
 use tidefs_engine::types::{Incarnation, MemberId, PeerId};
 use tokio::runtime::Handle;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use super::wire::{Answered, Ask, CHANNEL, FileState, KEEPER, Told, decode, encode};
 use super::{HostedSettings, StartError, another_cluster, file};
@@ -40,8 +42,10 @@ struct Kept {
     own: Embedded,
     file: PathBuf,
     lease: Duration,
-    /// What the file holds, once it was written. Held to write it, in threads that may wait.
+    /// What the file holds, once it was written. Held to write it, in a thread that may wait.
     written: Mutex<Option<Agreed>>,
+    /// Held to change it.
+    waiting: Mutex<Waiting>,
     /// What followers are told. Held to queue it to them, so that none hears of a later state first.
     told: Mutex<Telling>,
     /// Held for a look-up.
@@ -50,6 +54,14 @@ struct Kept {
     lost: Mutex<HashMap<Registered, Instant>>,
     runtime: Handle,
     weak: Weak<Self>,
+}
+
+/// Who waits until what is agreed on by now is kept.
+#[derive(Debug, Default)]
+struct Waiting {
+    tell: Vec<oneshot::Sender<Result<(), String>>>,
+    /// A task sees to that, since then.
+    since: Option<Instant>,
 }
 
 /// All that the file holds, as it is told to each follower.
@@ -88,6 +100,7 @@ impl Keeper {
             file: settings.file.clone(),
             lease: settings.lease,
             written: Mutex::default(),
+            waiting: Mutex::default(),
             told: Mutex::new(Telling { file: state, body }),
             followers: Mutex::default(),
             lost: Mutex::default(),
@@ -104,22 +117,71 @@ impl Keeper {
     }
 
     /// What this member's own handle changes is so when it is kept.
-    async fn kept<T>(&self, what: &'static str, change: Asked<'_, T>) -> Result<T, CoordinatorError> {
+    async fn kept<T>(
+        &self,
+        what: &'static str,
+        deadline: Instant,
+        change: Asked<'_, T>,
+    ) -> Result<T, CoordinatorError> {
         let changed = change.await?;
-        let kept = self.kept.keep().await;
-        kept.map_err(|reason| CoordinatorError::Refused { what, reason: reason.into() })?;
-        Ok(changed)
+        match tokio::time::timeout_at(deadline.into(), self.kept.keep()).await {
+            Ok(Ok(())) => Ok(changed),
+            Ok(Err(reason)) => Err(CoordinatorError::Refused { what, reason: reason.into() }),
+            Err(_) => Err(self.kept.away(what)),
+        }
     }
 }
 
 impl Kept {
-    /// Keeps what is agreed on, and tells all followers.
+    /// Waits until what is agreed on by now is kept, and all followers are told.
     async fn keep(self: &Arc<Self>) -> Result<(), String> {
+        let (tell, told) = oneshot::channel();
+        let begins = {
+            let mut waiting = self.waiting.lock();
+            waiting.tell.push(tell);
+            let begins = waiting.since.is_none();
+            waiting.since.get_or_insert_with(Instant::now);
+            begins
+        };
+        if begins {
+            let kept = Arc::clone(self);
+            self.runtime.spawn(async move { while kept.keep_for_all().await {} });
+        }
+        told.await.unwrap_or_else(|_| Err("the coordinator ends".to_owned()))
+    }
+
+    /// Does so once for all who wait. Returns whether anybody did.
+    async fn keep_for_all(self: &Arc<Self>) -> bool {
+        let waiting = {
+            let mut waiting = self.waiting.lock();
+            waiting.since = (!waiting.tell.is_empty()).then(Instant::now);
+            std::mem::take(&mut waiting.tell)
+        };
+        if waiting.is_empty() {
+            return false;
+        }
         let kept = Arc::clone(self);
         let written = self.runtime.spawn_blocking(move || kept.write()).await;
-        written.map_err(|error| error.to_string())??;
-        self.tell_all();
-        Ok(())
+        let written = written.unwrap_or_else(|error| Err(error.to_string()));
+        if written.is_ok() {
+            self.tell_all();
+        }
+        for tell in waiting {
+            // Who has given up does not listen.
+            let _ = tell.send(written.clone());
+        }
+        true
+    }
+
+    /// What is asked is not kept in time.
+    fn away(&self, what: &'static str) -> CoordinatorError {
+        let since = self.waiting.lock().since;
+        let reason = format!("the disk of `{}` takes too long", self.file.display());
+        CoordinatorError::Away {
+            what,
+            away: since.map(|since| since.elapsed()).unwrap_or_default(),
+            reason: reason.into(),
+        }
     }
 
     /// Writes what is agreed on to the file, unless that holds it. Waits.
@@ -285,15 +347,15 @@ impl LinkEvents for Kept {
 
 impl Coordinator for Keeper {
     fn begin(&self, member: MemberId, deadline: Instant) -> Asked<'_, Start> {
-        Box::pin(self.kept("starting a member", self.kept.own.begin(member, deadline)))
+        Box::pin(self.kept("starting a member", deadline, self.kept.own.begin(member, deadline)))
     }
 
     fn register(&self, member: Member, deadline: Instant) -> Asked<'_, ()> {
-        Box::pin(self.kept("joining the cluster", self.kept.own.register(member, deadline)))
+        Box::pin(self.kept("joining the cluster", deadline, self.kept.own.register(member, deadline)))
     }
 
     fn leave(&self, deadline: Instant) -> Asked<'_, ()> {
-        Box::pin(self.kept("leaving the cluster", self.kept.own.leave(deadline)))
+        Box::pin(self.kept("leaving the cluster", deadline, self.kept.own.leave(deadline)))
     }
 
     fn views(&self) -> watch::Receiver<View> {
@@ -306,11 +368,12 @@ impl Coordinator for Keeper {
 
     fn change_namespace(&self, name: &str, change: NamespaceChange, deadline: Instant) -> Asked<'_, u64> {
         let changed = self.kept.own.change_namespace(name, change, deadline);
-        Box::pin(self.kept("a change of a directory's policy, owner or mode", changed))
+        Box::pin(self.kept("a change of a directory's policy, owner or mode", deadline, changed))
     }
 
     fn remove_namespace(&self, name: &str, deadline: Instant) -> Asked<'_, u64> {
-        Box::pin(self.kept("removing a namespace", self.kept.own.remove_namespace(name, deadline)))
+        let removed = self.kept.own.remove_namespace(name, deadline);
+        Box::pin(self.kept("removing a namespace", deadline, removed))
     }
 
     fn reachability(&self) -> Reachability {
@@ -319,29 +382,4 @@ impl Coordinator for Keeper {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cluster::coordinator::conformance::{shows, started};
-
-    #[tokio::test]
-    async fn who_is_registered_when_its_link_has_ended_stays_for_no_longer_than_a_lease() {
-        let directory = tempfile::tempdir().unwrap();
-        let settings = HostedSettings {
-            address: "127.0.0.1:0".to_owned(),
-            cluster: "test".to_owned(),
-            key: None,
-            tls: None,
-            file: directory.path().join("coordinator.json"),
-            lease: Duration::from_millis(100),
-            call_timeout: Duration::from_secs(2),
-        };
-        let keeper = Keeper::start(settings, ([127, 0, 0, 1], 0).into(), &Handle::current()).unwrap();
-        // As that of a follower that was lost after it asked and before that was looked at.
-        let handle = Arc::new(keeper.kept.own.another());
-        let start = handle.begin(MemberId(2), Instant::now()).await.unwrap();
-        let (cluster, member) = (keeper.kept.own.cluster(), Box::new(started(2, start.incarnation)));
-        let answered = Arc::clone(&keeper.kept).answer(handle, Ask::Register { cluster, member }).await;
-        assert_eq!(answered, Ok(Answered::Done));
-        shows(&mut keeper.views(), "the end of its lease", |view| view.members().is_empty()).await;
-    }
-}
+mod tests;

@@ -1,0 +1,70 @@
+//! What the keeper does when a follower, or its own disk, does not do what it should.
+
+use std::sync::mpsc;
+use std::thread;
+
+use super::*;
+use crate::cluster::coordinator::conformance::{sets, shows, soon, started};
+
+fn keeper(directory: &tempfile::TempDir) -> Keeper {
+    let settings = HostedSettings {
+        address: "127.0.0.1:0".to_owned(),
+        cluster: "test".to_owned(),
+        key: None,
+        tls: None,
+        file: directory.path().join("coordinator.json"),
+        lease: Duration::from_millis(100),
+        call_timeout: Duration::from_secs(2),
+    };
+    Keeper::start(settings, ([127, 0, 0, 1], 0).into(), &Handle::current()).unwrap()
+}
+
+#[tokio::test]
+async fn who_is_registered_when_its_link_has_ended_stays_for_no_longer_than_a_lease() {
+    let directory = tempfile::tempdir().unwrap();
+    let keeper = keeper(&directory);
+    // As that of a follower that was lost after it asked and before that was looked at.
+    let handle = Arc::new(keeper.kept.own.another());
+    let start = handle.begin(MemberId(2), Instant::now()).await.unwrap();
+    let (cluster, member) = (keeper.kept.own.cluster(), Box::new(started(2, start.incarnation)));
+    let answered = Arc::clone(&keeper.kept).answer(handle, Ask::Register { cluster, member }).await;
+    assert_eq!(answered, Ok(Answered::Done));
+    shows(&mut keeper.views(), "the end of its lease", |view| view.members().is_empty()).await;
+}
+
+/// Has nothing written until what is returned is dropped, as a disk that hangs.
+fn hang(kept: &Arc<Kept>) -> mpsc::Sender<()> {
+    let (go_on, held) = mpsc::channel::<()>();
+    let (tell, is_held) = mpsc::channel();
+    let kept = Arc::clone(kept);
+    thread::spawn(move || {
+        let _written = kept.written.lock();
+        tell.send(()).unwrap();
+        let _ = held.recv();
+    });
+    is_held.recv().unwrap();
+    go_on
+}
+
+#[test]
+fn a_disk_that_hangs_is_waited_for_until_the_deadline_and_on_one_thread() {
+    // One more than waits for the disk.
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(2).build().unwrap();
+    runtime.block_on(async {
+        let directory = tempfile::tempdir().unwrap();
+        let keeper = keeper(&directory);
+        let go_on = hang(&keeper.kept);
+        for name in ["a", "b", "c"] {
+            let shortly = Instant::now() + Duration::from_millis(20);
+            let refused = keeper.change_namespace(name, sets("quota", "1GiB"), shortly).await.unwrap_err();
+            assert!(refused.is_away() && refused.to_string().contains("coordinator.json"), "{refused}");
+        }
+        let other = tokio::time::timeout(Duration::from_secs(20), tokio::task::spawn_blocking(|| ()));
+        other.await.expect("the disk has one thread, and this the other").unwrap();
+        drop(go_on);
+        keeper.change_namespace("d", sets("quota", "1GiB"), soon()).await.unwrap();
+        let kept = std::fs::read_to_string(directory.path().join("coordinator.json")).unwrap();
+        assert!(["a", "b", "c", "d"].iter().all(|name| kept.contains(&format!("\"{name}\": {{"))), "{kept}");
+    });
+}
