@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tidefs_engine::types::{MemberId, PeerId};
 
 use super::catalog::owner::Owner;
-use super::catalog::wire::{Answered, Answers, FIND, Find, ITEMS_MAX, MESSAGE_BYTES, Message};
+use super::catalog::wire::{Answered, Answers, FIND, Find, ITEMS_MAX, MESSAGE_BYTES, Message, is_told_of};
 use super::core::Core;
 use super::object::Found;
 use super::shards::{KeyId, Shard};
@@ -70,8 +70,10 @@ impl Core {
         }
         let paths: Arc<[Vec<u8>]> = paths.into();
         let asked_at: Vec<u64> = paths.iter().map(|path| self.revocations(KeyId::of(path).shard())).collect();
+        let (mut open, untold): (Vec<usize>, Vec<usize>) =
+            (0..paths.len()).partition(|&at| is_told_of(&paths[at]));
         let mut found: Vec<Option<Answered>> = vec![None; paths.len()];
-        let mut open: Vec<usize> = (0..paths.len()).collect();
+        untold.into_iter().for_each(|at| found[at] = Some(Answered::Absent { is_watched: false }));
         loop {
             self.ask_owners(&paths, &mut open, &mut found, deadline).await;
             // Who serves them now is about to learn what stands there.

@@ -1,4 +1,6 @@
 //! Changes of the catalog: sent to whoever decides about their key, where they are put in order ([`super::deciding`]).
+//!
+//! Invariant: nothing is sent, or decided, about a path that is [too long](is_told_of) for a message.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +10,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout_at;
 
 use super::batcher::{Haste, Item};
-use super::catalog::wire::{CHANGE, Change, Changes, Message, Outcome, Results};
+use super::catalog::wire::{CHANGE, Change, Changes, Message, Outcome, Results, is_told_of};
 use super::core::Core;
 use super::error::ClusterError;
 use super::object::Medium;
@@ -46,6 +48,20 @@ fn late(change: Change, contact_age_ms: u64) -> Change {
         }
         change => change,
     }
+}
+
+/// What becomes of a change of a name of which no member is told: it is so.
+fn outcome_of_untold(change: &Change) -> Option<Outcome> {
+    let (path, stamp) = match change {
+        Change::Publish { path, proposed: stamp, .. }
+        | Change::Remove { path, at: stamp }
+        | Change::RemoveThrough { path, through: stamp }
+        | Change::Hold { path, stamp, .. }
+        | Change::LetGo { path, stamp }
+        | Change::Announce { path, stamp, .. } => (path, *stamp),
+        Change::Announced { .. } => return None,
+    };
+    (!is_told_of(path)).then_some(Outcome::Done { stamp })
 }
 
 impl Core {
@@ -127,6 +143,9 @@ impl Core {
         change: Change,
         deadline: Instant,
     ) -> Result<Outcome, String> {
+        if let Some(outcome) = outcome_of_untold(&change) {
+            return Ok(outcome);
+        }
         if member == self.me.member {
             return Ok(self.change_here(change, deadline).await);
         }
@@ -209,7 +228,7 @@ impl Core {
     /// Queues what nobody waits for, for whoever decides.
     pub(super) fn note(self: &Arc<Self>, change: Change, haste: Haste) {
         let seen = self.seen();
-        if seen.is_alone || self.has_left() {
+        if seen.is_alone || self.has_left() || outcome_of_untold(&change).is_some() {
             return;
         }
         let Some(key) = change.path().map(KeyId::of) else { return };

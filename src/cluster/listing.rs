@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use tidefs_engine::types::MemberId;
 
-use super::catalog::wire::{LIST, LISTED_MAX, List, Listed, Message};
+use super::catalog::wire::{LIST, LISTED_MAX, List, Listed, Message, is_told_of};
 use super::core::Core;
 use super::object::{ListedName, Listing};
 use super::peers::Peer;
@@ -52,7 +52,7 @@ impl Core {
     ) -> Listing {
         let max = max.clamp(1, LISTED_MAX);
         let here = self.list_here(&directory, after, max);
-        if self.seen().is_alone {
+        if self.seen().is_alone || !is_told_of(&directory) {
             return Listing { names: here, unanswered: Vec::new() };
         }
         // Also those that the coordinator has lost, while what they hold is not forgotten.

@@ -52,7 +52,7 @@ mod viewing;
 mod watching;
 
 pub use agreeing::Unapplied;
-pub use catalog::wire::{DrainOrder, DrainPhase, DrainReport};
+pub use catalog::wire::{DrainOrder, DrainPhase, DrainReport, PATH_MAX, is_told_of};
 pub use copying::Wish;
 pub use error::ClusterError;
 pub use fetching::{Arrival, Fetch, Fetched, Whole};

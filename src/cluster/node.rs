@@ -21,7 +21,7 @@ use tidefs_engine::types::{ByteCount, MemberId};
 
 use super::agreeing::Unapplied;
 use super::batcher::Haste;
-use super::catalog::wire::{Change, DrainOrder, DrainReport};
+use super::catalog::wire::{Change, DrainOrder, DrainReport, is_told_of};
 use super::coordinator::{NamespaceChange, Reachability};
 use super::copying::Wish;
 use super::core::Core;
@@ -121,7 +121,8 @@ impl Cluster {
     /// Makes what this member holds at `path` the version that everyone finds. When it resolves, the key's owners know it,
     /// nobody is answered the version before it any more, and nobody remembers that there was nothing.
     ///
-    /// The holder may be asked to lend it, with the stamp that it gets, before this resolves.
+    /// The holder may be asked to lend it, with the stamp that it gets, before this resolves. Of what has a path of more than
+    /// [`PATH_MAX`](super::PATH_MAX) bytes nobody is told.
     ///
     /// # Errors
     /// [`ClusterError::NobodyReached`]: nobody who serves the key was reached. The caller keeps what it has; it is
@@ -135,6 +136,9 @@ impl Cluster {
         facts: Facts,
         deadline: Instant,
     ) -> Result<Published, ClusterError> {
+        if !is_told_of(&path) {
+            return Ok(Published { stamp: proposed, is_settled: true });
+        }
         let core = Arc::clone(&self.core);
         let work = async move { core.publish_unless_leaving(path, proposed, facts, deadline).await };
         let (stamp, is_settled) = self.run(work).await.unwrap_or(Err(ClusterError::Closed))?;
@@ -312,7 +316,9 @@ impl Cluster {
 
     /// Has copies of an object that is published made on other members. Nobody waits for that.
     pub fn wish(&self, wish: Wish) {
-        self.core.wish(wish);
+        if is_told_of(&wish.path) {
+            self.core.wish(wish);
+        }
     }
 
     /// Looks at all that is held here, and has missing copies made.

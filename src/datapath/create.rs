@@ -253,6 +253,7 @@ impl Datapath {
             return Err(Error::Exists);
         }
         state.check_depth(parent, 0)?;
+        state.check_path(parent, &name)?;
         let (gid, marks) = state.inherited_group(parent, caller.gid);
         let attributes = Attributes::new(mode | marks, caller.uid, gid, self.now_ns());
         let slot = self.enter_directory(&mut state, parent, name, attributes)?;
@@ -325,5 +326,39 @@ impl State {
             ctime_ns: node.attributes.ctime_ns,
             policy: self.folders.get(slot).map(|folder| folder.policy.clone()).unwrap_or_default(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::datapath::testing;
+
+    /// Makes directories with the longest names, one in the other.
+    fn make_levels(datapath: &Datapath, count: usize) -> Result<Ino, Error> {
+        let make = |parent, _| {
+            let made = datapath.make_directory(&testing::caller(), parent, &[b'd'; 255], 0o755);
+            made.map(|stat| stat.ino)
+        };
+        (0..count).try_fold(Ino::ROOT, make)
+    }
+
+    #[test]
+    fn a_directory_of_a_cluster_has_a_path_that_leaves_room_for_every_name_in_it() {
+        let (_place, datapath) = testing::unprivileged();
+        let datapath = Arc::new(datapath);
+        datapath.expect_cluster();
+        let deepest = make_levels(&datapath, 15).unwrap();
+        for name in [&[b'd'; 255][..], b"d"] {
+            let refused = datapath.make_directory(&testing::caller(), deepest, name, 0o755);
+            assert!(matches!(refused, Err(Error::TooDeep)), "{refused:?}");
+        }
+        testing::make(&datapath, deepest, &"f".repeat(255));
+    }
+
+    #[test]
+    fn a_path_on_a_host_alone_may_be_longer_than_any_that_the_kernel_takes_at_once() {
+        let (_place, datapath) = testing::unprivileged();
+        make_levels(&datapath, 40).unwrap();
     }
 }

@@ -5,7 +5,7 @@ use std::io;
 use tidefs_engine::types::ByteCount;
 
 use super::decorations::{BYTES_MAX, COUNT_MAX};
-use super::folders::DEPTH_MAX;
+use super::folders::{CLUSTER_PATH_MAX, DEPTH_MAX};
 use crate::namespace::{NameError, TreeError};
 use crate::tier::memory::MemoryError;
 use crate::tier::scratch::ScratchError;
@@ -34,8 +34,10 @@ pub enum Error {
     /// The name is longer than 255 bytes.
     #[error("the name is longer than 255 bytes")]
     NameTooLong,
-    /// The directory would be too many levels below the root.
-    #[error("more than {DEPTH_MAX} levels of directories")]
+    /// The directory would be too many levels below the root, or in a cluster have a path of which others cannot be told.
+    #[error(
+        "more than {DEPTH_MAX} levels of directories, or in a cluster a path of more than {CLUSTER_PATH_MAX} bytes"
+    )]
     TooDeep,
     /// An argument means nothing.
     #[error("invalid argument: {0}")]

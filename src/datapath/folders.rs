@@ -14,12 +14,16 @@ pub(super) use quotas::QuotaInTheWay;
 use super::domains::DomainId;
 use super::guess::{Expected, SizeGuess};
 use super::{Error, Object, State};
-use crate::namespace::{Slot, Tree};
+use crate::cluster::PATH_MAX;
+use crate::namespace::{NAME_LENGTH_MAX, Name, Slot, Tree};
 use crate::tier::memory::PolicyRecord;
 
 /// Levels of directories below the root at most. A path of 4096 bytes, the longest that the kernel takes, names fewer; and
 /// what is done under the lock for each level stays below some tens of microseconds.
 pub(super) const DEPTH_MAX: u32 = 2048;
+/// Bytes of the path of a directory that is made on a member of a cluster, at most: every name in it is a path of which members
+/// tell each other.
+pub(super) const CLUSTER_PATH_MAX: usize = PATH_MAX - 1 - NAME_LENGTH_MAX;
 
 /// One directory.
 #[derive(Debug, Clone)]
@@ -244,6 +248,13 @@ impl State {
     pub(super) fn check_depth(&self, parent: Slot, height: u32) -> Result<(), Error> {
         let depth = u32::try_from(self.tree.ancestors(parent).count()).unwrap_or(u32::MAX);
         if depth.saturating_add(height) > DEPTH_MAX { Err(Error::TooDeep) } else { Ok(()) }
+    }
+
+    /// Refuses a new directory `name` in `parent` on a member of a cluster, when its path would be longer than
+    /// [`CLUSTER_PATH_MAX`]. A host alone has no such limit.
+    pub(super) fn check_path(&self, parent: Slot, name: &Name) -> Result<(), Error> {
+        let is_too_long = || self.path_of_child(parent, name.as_bytes()).len() > CLUSTER_PATH_MAX;
+        if self.has_members() && is_too_long() { Err(Error::TooDeep) } else { Ok(()) }
     }
 
     /// A directory with `height` levels below it is in `parent` now.

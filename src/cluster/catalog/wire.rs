@@ -48,6 +48,13 @@ pub const MESSAGE_BYTES: usize = 512 << 10;
 /// Longest path.
 pub const PATH_MAX: usize = 4096;
 
+/// Whether members tell each other of `path` at all. A message with a longer one would be refused, with all that is told in it:
+/// what stands there is of its host alone.
+#[must_use]
+pub fn is_told_of(path: &[u8]) -> bool {
+    path.len() <= PATH_MAX
+}
+
 /// Names that are asked for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Find {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tidefs_engine::types::MemberId;
 use tokio::time::{Instant, sleep};
 
 use super::gone::{in_virtual_time, soon, start};
@@ -9,6 +10,7 @@ use super::host::Seen;
 use super::members::{name_served, settled, until, until_answered};
 use super::network::Network;
 use crate::cluster::coordinator::embedded::Embedded;
+use crate::cluster::shards::KeyId;
 use crate::cluster::*;
 
 /// A few messages there and back.
@@ -75,5 +77,47 @@ fn a_copy_that_was_let_go_of_while_the_primary_is_lost_is_told_to_its_backup_onc
         until("the primary is told", || core.let_go.len() == 0).await;
         let is_gone = async || hosts[2].look_up(&name, soon()).await == Seen::Absent;
         until_answered("the primary knows", is_gone).await;
+    });
+}
+
+#[test]
+fn a_path_that_is_too_long_to_tell_of_is_of_its_host_alone_and_takes_nothing_else_along() {
+    in_virtual_time(async {
+        let (network, coordinator) = (Network::new(1), Embedded::new(ClusterId(7)));
+        let mut hosts = Vec::new();
+        for id in 1..=2 {
+            hosts.push(start(id, &network, &coordinator).await);
+        }
+        settled(&hosts).await;
+        let [host, other] = [&hosts[0], &hosts[1]];
+        let map = host.cluster.core.seen().map.clone();
+        let decides = |path: &str, member: MemberId| {
+            let owners = map.owners(KeyId::of(path.as_bytes()).shard());
+            owners.is_some_and(|owners| owners.primary == member)
+        };
+        for member in [host.cluster.me(), other.cluster.me()] {
+            let mut paths = (0..).map(|number| format!("{number}/{}", "d".repeat(PATH_MAX)));
+            let long = paths.find(|path| decides(path, member)).unwrap();
+            let beside = name_served(&hosts, |owners| owners.primary == member);
+            let published = host.write(&long, b"bytes", Stamp(7), soon()).await.unwrap();
+            assert_eq!(published, Published { stamp: Stamp(7), is_settled: true });
+            host.write(&beside, b"bytes", Stamp(7), soon()).await.unwrap();
+            // What it holds of the same shards, from before it was a member.
+            host.cluster.announce_again();
+            settled(&hosts).await;
+            for asker in [host, other] {
+                let paths = vec![long.clone().into_bytes(), beside.clone().into_bytes()];
+                let found = asker.cluster.find(paths, soon()).await;
+                assert_eq!(found[0], Found::Absent { is_watched: false });
+                assert!(matches!(found[1], Found::Present { .. }), "{found:?}");
+            }
+            let listing = host.cluster.list(long.clone().into_bytes(), 0, 10, soon()).await;
+            assert!(listing.names.is_empty() && listing.unanswered.is_empty(), "{listing:?}");
+            host.cluster.remove_later(long.clone().into_bytes(), Stamp(7));
+            until("nobody has to hear of its removal", || host.cluster.core.unheard.len() == 0).await;
+            host.unlink(&long, Stamp(8), soon()).await.unwrap();
+        }
+        let counters = host.cluster.counters();
+        assert_eq!((counters.publish_failures.get(), counters.unknown.get()), (0, 0));
     });
 }

@@ -30,7 +30,7 @@ use super::ClusterSide;
 use crate::cluster::coordinator::{
     Access, CoordinatorError, NamespaceChange, NamespaceRecord, Namespaces, name_of,
 };
-use crate::cluster::{ClusterError, DirectoryFacts, Unapplied};
+use crate::cluster::{ClusterError, DirectoryFacts, Unapplied, is_told_of};
 use crate::namespace::{Ino, Slot, permissions};
 
 /// Why nothing can be agreed on with others.
@@ -76,7 +76,8 @@ impl Datapath {
     ///
     /// # Errors
     /// As [`Datapath::set_attribute`]; [`Error::NotAgreed`] while the coordinator is away, [`Error::AgreementsFull`] when
-    /// something is agreed on about too many others: nothing has changed then.
+    /// something is agreed on about too many others, [`Error::TooDeep`] when no other member can know it: nothing has changed
+    /// then.
     pub async fn agree_on_attribute(
         &self,
         ino: Ino,
@@ -124,6 +125,10 @@ impl Datapath {
             let state = self.lock();
             state.tree.path(state.slot_of(ino)?)
         };
+        if !is_told_of(&path) {
+            // It is of this host alone, from before it was to be a member.
+            return Err(Error::TooDeep);
+        }
         let Some(side) = self.cluster.get() else {
             return Err(self.refuse(&path, &NOT_JOINED));
         };

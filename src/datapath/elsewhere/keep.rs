@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 use super::super::{Datapath, Need, Object, Phase, Place, State};
 use super::stamp_of;
 use crate::cluster::shards::KeyId;
-use crate::cluster::{Copy, Facts, Holding, Medium, REPLICAS_MAX, Stamp, Unkept, Wish};
+use crate::cluster::{Copy, Facts, Holding, Medium, REPLICAS_MAX, Stamp, Unkept, Wish, is_told_of};
 use crate::namespace::{Ino, Name, Slot};
 
 /// How many copies there are of what says nothing else.
@@ -65,10 +65,10 @@ impl State {
 }
 
 impl Datapath {
-    /// What this host holds in `slot`, unless it has a temporary name: nobody else hears of that.
+    /// What this host holds in `slot`, unless it has a temporary name, or too long a path: nobody else hears of that.
     pub(super) fn told_holding(&self, state: &State, slot: Slot) -> Option<Holding> {
         let is_temporary = || state.object(slot).is_some() && self.is_temporary(&state.tree.name(slot));
-        state.holding(slot).filter(|_| !is_temporary())
+        state.holding(slot).filter(|holding| is_told_of(&holding.path) && !is_temporary())
     }
 
     /// Everything that other members may not have, the hottest first, and its bytes.

@@ -342,6 +342,7 @@ impl Datapath {
 mod tests {
     use super::*;
     use crate::datapath::testing;
+    use crate::namespace::Ino;
 
     /// The side of a cache of which as much is being lent as may be, until the last value is dropped.
     fn busy() -> (tempfile::TempDir, Arc<Datapath>, MemberSide, tokio::sync::OwnedSemaphorePermit) {
@@ -351,6 +352,23 @@ mod tests {
         let all = u32::try_from(LENDS_MAX).unwrap();
         let lent = Arc::clone(&side.lends).try_acquire_many_owned(all).unwrap();
         (place, datapath, side, lent)
+    }
+
+    #[tokio::test]
+    async fn what_has_too_long_a_path_to_tell_others_of_is_no_holding() {
+        let (_place, datapath) = testing::unprivileged();
+        let datapath = Arc::new(datapath);
+        let make =
+            |parent, _| datapath.make_directory(&testing::caller(), parent, &[b'd'; 255], 0o755).unwrap().ino;
+        let deepest = (0..17).fold(Ino::ROOT, make);
+        testing::make(&datapath, deepest, "f");
+        testing::make(&datapath, Ino::ROOT, "g");
+        let side = MemberSide::new(&datapath, Handle::current());
+        let (held, _) = side.holdings(&|_| true, 0, 100);
+        let mut lengths: Vec<usize> = held.iter().map(|holding| holding.path.len()).collect();
+        lengths.sort_unstable();
+        let expected = std::iter::once(1).chain((1..17).map(|levels| 256 * levels - 1));
+        assert_eq!(lengths, Vec::from_iter(expected));
     }
 
     #[tokio::test(start_paused = true)]
