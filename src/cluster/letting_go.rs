@@ -3,7 +3,8 @@
 //!
 //! Invariants
 //! - What is here again by then is not told.
-//! - What is owed is bounded: what comes beyond is counted and warned of, and found out by who asks for the copy.
+//! - What is owed is bounded: what comes beyond is counted, and found out by who asks for the copy. It is warned of once, until
+//!   half of what is owed was told: whoever evicts goes on doing so.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -45,6 +46,8 @@ struct Owed {
     copies: BTreeMap<Vec<u8>, Left>,
     /// The name that was told last: the next round goes on behind it, so that one deaf owner does not hold up all.
     last: Vec<u8>,
+    /// It was said that there are too many, and since then there are.
+    has_warned: bool,
 }
 
 impl LetGo {
@@ -53,12 +56,18 @@ impl LetGo {
         let mut owed = self.owed.lock();
         let is_room = owed.copies.len() < OWED_MAX || owed.copies.contains_key(path);
         if is_room {
+            owed.has_warned &= owed.copies.len() > OWED_MAX / 2;
             let known = owed.copies.entry(path.to_vec()).or_default();
             if left.stamp >= known.stamp {
                 *known = left;
             }
         }
         is_room
+    }
+
+    /// Whether it is to be warned of one that is not told again.
+    fn warns(&self) -> bool {
+        !std::mem::replace(&mut self.owed.lock().has_warned, true)
     }
 
     fn take_page(&self) -> Vec<(Vec<u8>, Left)> {
@@ -99,9 +108,12 @@ impl Core {
     fn owe_let_go(&self, path: &[u8], left: Left) {
         if !self.let_go.add(path, left) {
             self.counters.let_go_lost.increment();
-            tracing::warn!(
-                "{OWED_MAX} copies that are gone wait to be told already; the catalog names one more in vain"
-            );
+            if self.let_go.warns() {
+                tracing::warn!(
+                    "{OWED_MAX} copies that are gone wait to be told already; the catalog names one more in vain \
+                     (tidefs_cluster_let_go_lost_total counts them)"
+                );
+            }
         }
     }
 
@@ -145,5 +157,21 @@ mod tests {
         let few = LetGo::default();
         assert!(few.add(b"kv/a", left(1)));
         assert_eq!((few.take_page().len(), few.take_page().len()), (1, 0));
+    }
+
+    #[test]
+    fn it_is_warned_once_of_copies_that_are_not_told_of_again_and_again_when_half_of_them_were_told() {
+        let owed = LetGo::default();
+        let left = Left { stamp: Stamp(1), told: None };
+        let fill = || (0..=OWED_MAX).filter(|number| !owed.add(&number.to_be_bytes(), left)).count();
+        assert_eq!(fill(), 1);
+        assert_eq!([(); 3].map(|()| owed.warns()), [true, false, false]);
+        // As while somebody goes on evicting.
+        owed.take_page();
+        assert_eq!((fill(), owed.warns()), (1, false));
+        while owed.len() > OWED_MAX / 2 {
+            owed.take_page();
+        }
+        assert_eq!((fill(), owed.warns()), (1, true));
     }
 }

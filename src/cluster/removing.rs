@@ -2,8 +2,8 @@
 //!
 //! Invariants
 //! - Until then this member itself does not find what it removed, whatever the others still say.
-//! - What is owed is bounded: beyond that the oldest promise counts more than the newest, which is counted and warned of,
-//!   once while nobody is there to hear of any of it, as who is alone may stay so.
+//! - What is owed is bounded: beyond that the oldest promise counts more than the newest, which is counted, and warned of
+//!   once, until half of what is owed was told: whoever removes goes on doing so.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -30,8 +30,6 @@ const PAGE: usize = 256;
 pub(super) struct Unheard {
     removals: Mutex<Removals>,
     is_under_way: AtomicBool,
-    /// Who is alone has warned of what is not told later.
-    has_warned: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -40,6 +38,8 @@ struct Removals {
     through: BTreeMap<Vec<u8>, Stamp>,
     /// The name that was told last: the next round goes on behind it, so that one deaf owner does not hold up all.
     last: Vec<u8>,
+    /// It was said that there are too many, and since then there are.
+    has_warned: bool,
 }
 
 impl Removals {
@@ -68,14 +68,15 @@ impl Unheard {
         if removals.through.len() >= OWED_MAX && !removals.through.contains_key(&path) {
             return false;
         }
+        removals.has_warned &= removals.through.len() > OWED_MAX / 2;
         let known = removals.through.entry(path).or_default();
         *known = through.max(*known);
         true
     }
 
     /// Whether it is to be warned of one that is not told later.
-    fn warns(&self, is_alone: bool) -> bool {
-        !is_alone || !self.has_warned.swap(true, Ordering::Relaxed)
+    fn warns(&self) -> bool {
+        !std::mem::replace(&mut self.removals.lock().has_warned, true)
     }
 
     /// What stands under the name now is not what was removed.
@@ -136,7 +137,7 @@ impl Core {
             return;
         }
         self.counters.removals_lost.increment();
-        if self.unheard.warns(self.seen().is_alone) {
+        if self.unheard.warns() {
             tracing::warn!(
                 "{OWED_MAX} removals wait to be told already; copies of one more may live on elsewhere, and are found \
                  again when who has them comes back (tidefs_cluster_removals_lost_total counts them)"
@@ -223,9 +224,19 @@ mod tests {
     }
 
     #[test]
-    fn who_is_alone_warns_once_of_removals_that_are_not_told_later() {
+    fn it_is_warned_once_of_removals_that_are_not_told_later_and_again_when_half_of_them_were_told() {
         let unheard = Unheard::default();
-        assert_eq!([true, true, true].map(|is_alone| unheard.warns(is_alone)), [true, false, false]);
-        assert_eq!([false, false].map(|is_alone| unheard.warns(is_alone)), [true, true]);
+        let is_lost = |number: &usize| !unheard.add(number.to_be_bytes().to_vec(), Stamp(1));
+        let fill = || (0..=OWED_MAX).filter(is_lost).count();
+        assert_eq!(fill(), 1);
+        assert_eq!([(); 3].map(|()| unheard.warns()), [true, false, false]);
+        let tell = |numbers: std::ops::Range<usize>| {
+            numbers.for_each(|number| unheard.removals.lock().is_told(&number.to_be_bytes(), Stamp(1)));
+        };
+        // Little by little, as while somebody goes on removing.
+        tell(0..OWED_MAX / 4);
+        assert_eq!((fill(), unheard.warns()), (1, false));
+        tell(0..OWED_MAX / 2);
+        assert_eq!((fill(), unheard.warns()), (1, true));
     }
 }

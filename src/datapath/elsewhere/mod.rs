@@ -97,7 +97,7 @@ pub(super) struct Elsewhere {
     /// What all members agree on about directories.
     agreed: agreed::Agreed,
     /// Set while this host is to be a member and is none yet: what it removes meanwhile is told when it is.
-    solitude: Option<Vec<(Vec<u8>, Stamp)>>,
+    solitude: Option<side::Solitude>,
 }
 
 impl Default for Elsewhere {

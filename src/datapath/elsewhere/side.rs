@@ -3,7 +3,8 @@
 //! Invariant: what is removed while this host is to be a member and is none yet is told to the others when it is, or by a later
 //! start.
 //!
-//! Limits: [`REMOVED_ALONE_MAX`] such removals; further ones are told to nobody, counted in `catalog_failures`, and warned of.
+//! Limits: [`REMOVED_ALONE_MAX`] such removals; further ones are told to nobody, counted in `catalog_failures`, and warned of
+//! once.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,6 +19,31 @@ use crate::cluster::{Cluster, Stamp};
 
 /// Removals that are kept until this host is a member, at most.
 const REMOVED_ALONE_MAX: usize = 65_536;
+
+/// What this host removes while it is to be a member and is none yet.
+#[derive(Debug, Default)]
+pub(super) struct Solitude {
+    /// Name, and up to which version.
+    removed: Vec<(Vec<u8>, Stamp)>,
+    /// It was said that there is more than is kept, of which there is no less until this host is a member.
+    has_warned: bool,
+}
+
+impl Solitude {
+    /// Returns `false` when there are too many.
+    fn add(&mut self, path: Vec<u8>, through: Stamp) -> bool {
+        let is_room = self.removed.len() < REMOVED_ALONE_MAX;
+        if is_room {
+            self.removed.push((path, through));
+        }
+        is_room
+    }
+
+    /// Whether it is to be warned of one that is told to nobody.
+    fn warns(&mut self) -> bool {
+        !std::mem::replace(&mut self.has_warned, true)
+    }
+}
 
 /// This daemon's place in its cluster.
 #[derive(Debug)]
@@ -94,7 +120,7 @@ impl Datapath {
     pub fn expect_cluster(self: &Arc<Self>) {
         self.know_itself();
         self.expects_cluster.store(true, Ordering::Relaxed);
-        self.lock().elsewhere.solitude = Some(Vec::new());
+        self.lock().elsewhere.solitude = Some(Solitude::default());
     }
 
     /// There is no cluster: what was fetched from one in an earlier life counts as what was written here.
@@ -118,7 +144,7 @@ impl Datapath {
             state.elsewhere.shown.max = shown_max;
             state.elsewhere.solitude.take().unwrap_or_default()
         };
-        for (path, through) in removed_alone {
+        for (path, through) in removed_alone.removed {
             cluster.remove_later(path, through);
         }
         self.agree_on_the_rest();
@@ -137,32 +163,49 @@ impl Datapath {
     /// Has the other members told, without anybody waiting for it, that a name is removed; when there is somebody to tell.
     pub(in crate::datapath) fn remove_later(&self, path: Vec<u8>, through: Stamp) {
         let mut state = self.lock();
-        match &mut state.elsewhere.solitude {
-            Some(removed) if removed.len() < REMOVED_ALONE_MAX => removed.push((path, through)),
-            Some(_) => {
-                self.telemetry.catalog_failures.increment();
+        if let Some(solitude) = &mut state.elsewhere.solitude {
+            if solitude.add(path, through) {
+                return;
+            }
+            let warns = solitude.warns();
+            drop(state);
+            self.telemetry.catalog_failures.increment();
+            if warns {
                 tracing::warn!(
-                    "too much was removed since the start for all of it to be told to the cluster later"
+                    "{REMOVED_ALONE_MAX} names were removed since the start; one more is not told to the cluster later"
                 );
             }
-            None => {
-                drop(state);
-                if let Some(side) = self.cluster.get() {
-                    side.cluster.remove_later(path, through);
-                }
-            }
+            return;
+        }
+        drop(state);
+        if let Some(side) = self.cluster.get() {
+            side.cluster.remove_later(path, through);
         }
     }
 
     /// What was removed since the start, while this host is no member yet: it is told by nobody else from now on.
     #[must_use]
     pub fn take_removed_alone(&self) -> Vec<(Vec<u8>, Stamp)> {
-        self.lock().elsewhere.solitude.as_mut().map(std::mem::take).unwrap_or_default()
+        self.lock().elsewhere.solitude.as_mut().map(std::mem::take).unwrap_or_default().removed
     }
 
     /// The cluster that this daemon is a member of, if it is.
     #[must_use]
     pub fn cluster(&self) -> Option<&ClusterSide> {
         self.cluster.get()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_removed_alone_is_bounded_and_warned_of_once() {
+        let mut solitude = Solitude::default();
+        assert!((0..REMOVED_ALONE_MAX).all(|number| solitude.add(number.to_be_bytes().to_vec(), Stamp(1))));
+        assert!(!solitude.add(b"one more".to_vec(), Stamp(1)));
+        assert_eq!([(); 3].map(|()| solitude.warns()), [true, false, false]);
+        assert_eq!(solitude.removed.len(), REMOVED_ALONE_MAX);
     }
 }
