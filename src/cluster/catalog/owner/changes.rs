@@ -24,9 +24,9 @@ pub struct Effects {
     pub tell: Vec<(MemberId, Revocation)>,
     /// The other owner, which has to know the key's new state; with the version of which the last copy went, if one did.
     pub replicate: Option<(MemberId, KeyId, Stamp)>,
-    /// Whether bytes of another host's version were replaced by different ones.
+    /// Whether a publish replaced bytes of another host's version by different ones.
     pub is_conflict: bool,
-    /// Whether it was what another host had published already.
+    /// Whether it was a publish of what another host had published already, of which its own host had no copy.
     pub is_collapsed: bool,
 }
 
@@ -72,8 +72,11 @@ impl Owner {
             Change::Publish { number, proposed, facts, .. } => {
                 let seen = self.seen.entry(from).or_default();
                 *seen = (*seen).max(*number);
+                let was_held = self.is_held_by(key, from.member);
                 let put = self.table.publish(key, slot, *proposed, *facts);
-                self.put_effects(key, path, slot, put)
+                let is_collapsed = matches!(put, Put::Collapsed { .. }) && !was_held;
+                let is_conflict = matches!(&put, Put::Replaced { holders, .. } if !holders.is_empty());
+                Effects { is_collapsed, is_conflict, ..self.put_effects(key, path, slot, put) }
             }
             Change::Announce { stamp, facts, medium, contact_age_ms, .. } => {
                 let claimed = now.checked_sub(Duration::from_millis(*contact_age_ms));
@@ -134,6 +137,12 @@ impl Owner {
         effects
     }
 
+    /// Whether a start of `member` is known to have a copy.
+    fn is_held_by(&self, key: KeyId, member: MemberId) -> bool {
+        let is_its = |slot: Slot| self.slots.peer(slot).is_some_and(|peer| peer.member == member);
+        self.table.get(key).is_some_and(|entry| entry.copies.iter().any(|(slot, _)| is_its(slot)))
+    }
+
     /// The other owner of a key, which is told of it what this one knows.
     fn speak(&mut self, key: KeyId) -> Option<MemberId> {
         let other = self.other_owner(key.shard())?;
@@ -145,17 +154,14 @@ impl Owner {
 
     fn put_effects(&mut self, key: KeyId, path: &[u8], slot: Slot, put: Put) -> Effects {
         match put {
-            Put::Collapsed { stamp } => {
-                Effects { is_collapsed: true, ..Effects::only(Outcome::Done { stamp }) }
-            }
+            Put::Collapsed { stamp } => Effects::only(Outcome::Done { stamp }),
             Put::Appeared { stamp } => {
                 let tell = self.revoke(key, Some(path), Stamp(0), &[], Some(slot));
                 Effects { tell, ..Effects::only(Outcome::Done { stamp }) }
             }
             Put::Replaced { stamp, through, holders } => {
                 let tell = self.revoke(key, Some(path), through, &holders, Some(slot));
-                let is_conflict = !holders.is_empty();
-                Effects { tell, is_conflict, ..Effects::only(Outcome::Done { stamp }) }
+                Effects { tell, ..Effects::only(Outcome::Done { stamp }) }
             }
             Put::Refused { through } => Effects::only(Outcome::Refused { through }),
         }

@@ -287,3 +287,28 @@ fn who_is_forgotten_is_not_shown_what_it_would_not_be_told_of() {
     owner.meet(start(3, 1));
     assert!(is_shown(&mut owner));
 }
+
+#[test]
+fn what_collapsed_or_was_in_conflict_is_counted_of_publishes_over_another_hosts_copy_alone() {
+    let (mut owner, path) = owner();
+    let mut counted = |from: PeerId, change: &Change| {
+        let effects = owner.change(from, change, NOW);
+        assert!(matches!(effects.outcome, Outcome::Done { .. }), "{change:?}: {effects:?}");
+        (effects.is_collapsed, effects.is_conflict)
+    };
+    let publish = |proposed: u64, checksum: u64| {
+        let (path, proposed, facts) = (path.clone(), Stamp(proposed), facts_of(checksum));
+        Change::Publish { number: 1, path, proposed, facts }
+    };
+    let announce = |stamp: u64, checksum: u64| {
+        let (path, stamp, facts) = (path.clone(), Stamp(stamp), facts_of(checksum));
+        Change::Announce { path, stamp, facts, medium: Medium::Memory, contact_age_ms: 0 }
+    };
+    assert_eq!(counted(start(2, 1), &publish(20, 1)), (false, false));
+    assert_eq!(counted(start(2, 1), &publish(21, 1)), (false, false), "it has published that itself");
+    assert_eq!(counted(start(2, 2), &publish(22, 1)), (false, false), "its earlier start has");
+    assert_eq!(counted(start(3, 1), &announce(20, 1)), (false, false), "that is no publish");
+    assert_eq!(counted(start(1, 1), &publish(23, 1)), (true, false));
+    assert_eq!(counted(start(3, 1), &publish(30, 2)), (false, true));
+    assert_eq!(counted(start(2, 2), &announce(40, 3)), (false, false), "that is no publish");
+}
