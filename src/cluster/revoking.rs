@@ -61,13 +61,26 @@ impl Core {
         member: MemberId,
         items: Vec<Revocation>,
     ) -> Option<Vec<()>> {
+        let count = items.len() as u64;
+        let told = self.send_owed(member, items).await;
+        if told.is_none() {
+            self.counters.owed.add(count);
+        }
+        told
+    }
+
+    /// The same of those that a member is owed already.
+    pub(super) async fn send_owed(
+        self: &Arc<Self>,
+        member: MemberId,
+        items: Vec<Revocation>,
+    ) -> Option<Vec<()>> {
         let count = items.len();
         let body = Revoke { items: items.clone() }.encode();
         let result = self.call(member, REVOKE, body, self.in_background()).await;
         if result.is_ok_and(|body| Done::decode(&body).is_ok()) {
             return Some(vec![(); count]);
         }
-        self.counters.owed.add(count as u64);
         if let Some(peer) = self.peers.lock().get_mut(&member) {
             for item in items {
                 peer.owed.add(item, self.config.limits.queued);

@@ -243,7 +243,7 @@ impl Core {
             let mut is_told = true;
             for part in messages_of(items) {
                 // What is not told is owed again.
-                is_told &= Arc::clone(&self).send_revocations(member, part).await.is_some();
+                is_told &= self.send_owed(member, part).await.is_some();
             }
             if !is_told {
                 break;

@@ -1,5 +1,6 @@
 //! What nobody waits for, and what somebody does, on their way to one member: in virtual time.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidefs_engine::types::MemberId;
@@ -9,7 +10,9 @@ use super::gone::{in_virtual_time, soon, start};
 use super::host::Seen;
 use super::members::{name_served, settled, until, until_answered};
 use super::network::Network;
+use crate::cluster::catalog::wire::Revocation;
 use crate::cluster::coordinator::embedded::Embedded;
+use crate::cluster::peers::Link;
 use crate::cluster::shards::KeyId;
 use crate::cluster::*;
 
@@ -119,5 +122,27 @@ fn a_path_that_is_too_long_to_tell_of_is_of_its_host_alone_and_takes_nothing_els
         }
         let counters = host.cluster.counters();
         assert_eq!((counters.publish_failures.get(), counters.unknown.get()), (0, 0));
+    });
+}
+
+#[test]
+fn what_is_owed_is_counted_once_however_often_it_is_told_in_vain() {
+    in_virtual_time(async {
+        let (network, coordinator) = (Network::new(1), Embedded::new(ClusterId(7)));
+        let hosts = [start(1, &network, &coordinator).await, start(2, &network, &coordinator).await];
+        settled(&hosts).await;
+        let (core, two) = (&hosts[0].cluster.core, hosts[1].cluster.core.me);
+        network.part(core.me, two);
+        until("it is lost", || core.is_suspect(two.member)).await;
+        drop(core.tell(two.member, Revocation::Appeared { path: b"kv/a".to_vec() }));
+        let owed = core.counters.owed.get();
+        assert!(owed > 0);
+        for _ in 0..3 {
+            // As with a connection that ends as soon as it stands.
+            core.peers.lock().get_mut(&two.member).unwrap().link = Link::Up;
+            Arc::clone(core).settle_up(two.member).await;
+            assert!(core.peers.lock()[&two.member].is_owed_anything());
+        }
+        assert_eq!(core.counters.owed.get(), owed);
     });
 }
