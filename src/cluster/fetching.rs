@@ -194,6 +194,9 @@ impl Fetch {
                 continue;
             };
             self.count += 1;
+            if self.count > 1 {
+                self.core.counters.fetch_retries.increment();
+            }
             // A source that hangs must leave time for another one.
             let share = if self.sources.is_empty() { left } else { left / 2 };
             let share = share.min(patience);
@@ -237,7 +240,6 @@ impl Fetch {
 
     fn failed(&mut self, error: &ClusterError) {
         tracing::debug!(%error, "a source did not give the bytes");
-        self.core.counters.fetch_retries.increment();
         self.reason = error.to_string();
     }
 
@@ -278,7 +280,10 @@ impl Fetch {
                     // Not before: what comes in an answer needs none.
                     let local = match &registered {
                         Some(registered) => registered,
-                        None => registered.insert(Registered::new(&core, region)?),
+                        None => {
+                            let new = Registered::new(&core, region);
+                            registered.insert(new.inspect_err(|_| core.counters.fetch_failures.increment())?)
+                        }
                     };
                     let target = (region, local.id());
                     core.pull(&lent, target, length, self.times(), &mut pulled, arrival)

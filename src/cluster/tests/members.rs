@@ -271,6 +271,19 @@ fn identical_publishes_are_one_version_with_two_holders() {
 }
 
 #[test]
+fn a_source_that_fails_is_counted_as_one_before_another_only_when_another_one_is_asked() {
+    in_a_cluster_of(3, |_, hosts| async move {
+        for host in &hosts[..2] {
+            host.write("kv/a", b"same", wall(), soon()).await.unwrap();
+            host.memory.state.lock().lends_nothing = true;
+        }
+        assert_eq!(hosts[2].read("kv/a", soon()).await, None);
+        let counters = hosts[2].cluster.counters();
+        assert_eq!((counters.fetch_retries.get(), counters.fetch_failures.get()), (1, 1));
+    });
+}
+
+#[test]
 fn an_evicted_object_is_found_no_more_and_a_copy_of_it_is() {
     in_a_cluster_of(3, |_, hosts| async move {
         let published = hosts[0].write("kv/a", b"bytes", wall(), soon()).await.unwrap();
