@@ -60,6 +60,14 @@ pub(super) enum Copied {
     Absent,
 }
 
+/// Copies on other members that are there to rely on since they were asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Made {
+    pub(super) copies: u32,
+    /// Of these, those that were not there as copies that leave first, as far as the catalog knows.
+    pub(super) moved: u32,
+}
+
 /// What is to be copied.
 #[derive(Debug)]
 pub(super) struct Copying {
@@ -193,17 +201,17 @@ impl Core {
 
     /// Has the missing copies of an object made. `as_first`: only if this member is the first of those that hold it. Returns
     /// how many were made, too.
-    pub(super) async fn copy(self: &Arc<Self>, wish: &Wish, as_first: bool) -> (Copied, u32) {
+    pub(super) async fn copy(self: &Arc<Self>, wish: &Wish, as_first: bool) -> (Copied, Made) {
         let key = KeyId::of(&wish.path);
         // Two at once would each count the copies that the other one has not made yet.
         let turn = self.copying.begin(key);
         let Ok(_busy) = tokio::time::timeout(self.config.timings.background, turn).await else {
             self.copying.short.lock().keep(key);
-            return (Copied::NotNow, 0);
+            return (Copied::NotNow, Made::default());
         };
         let without_asking = |copied| {
             self.copying.short.lock().note(key, false);
-            (copied, 0)
+            (copied, Made::default())
         };
         let deadline = self.in_background();
         let found = self.find(vec![wish.path.clone()], deadline).await.pop().unwrap_or(Found::Unknown);
@@ -219,7 +227,7 @@ impl Core {
             Found::Absent { .. } => return without_asking(Copied::Absent),
             Found::Unknown => {
                 self.copying.short.lock().keep(key);
-                return (Copied::NotNow, 0);
+                return (Copied::NotNow, Made::default());
             }
         };
         let members = |is_hard: bool| {
@@ -249,8 +257,8 @@ impl Core {
         wish: &Wish,
         mut holders: Vec<MemberId>,
         soft: &[MemberId],
-    ) -> (Copied, u32) {
-        let (mut refusing, mut hesitating, mut made) = (BTreeSet::new(), BTreeSet::new(), 0);
+    ) -> (Copied, Made) {
+        let (mut refusing, mut hesitating, mut made) = (BTreeSet::new(), BTreeSet::new(), Made::default());
         let mut may_succeed_later = false;
         let named = if self.is_leaving() { std::mem::take(&mut holders) } else { Vec::new() };
         while holders.len() < usize::from(wish.replicas) {
@@ -271,9 +279,12 @@ impl Core {
             match self.ask_to_keep(target, wish).await {
                 Kept::Done if named.contains(&target) => holders.push(target),
                 Kept::Done => {
-                    self.counters.copies_made.increment();
-                    self.counters.copied_bytes.add(wish.size.get());
-                    made += 1;
+                    made.copies += 1;
+                    if !soft.contains(&target) {
+                        self.counters.copies_made.increment();
+                        self.counters.copied_bytes.add(wish.size.get());
+                        made.moved += 1;
+                    }
                     holders.push(target);
                 }
                 // What it knows may be old. Whether it stands no more is for the catalog to say, which is asked again.

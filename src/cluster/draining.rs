@@ -20,7 +20,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use super::catalog::wire::{DRAIN, Drain, DrainOrder, DrainPhase, DrainReport, Kept, Message};
-use super::copying::{Copied, Wish};
+use super::copying::{Copied, Made, Wish};
 use super::core::Core;
 use super::drain_file::Unfinished;
 use super::error::ClusterError;
@@ -333,7 +333,7 @@ impl Core {
                 let (copied, made) = core.drain_one(holding).await;
                 let mut walk = walk.lock();
                 walk.looked_at += 1;
-                walk.copied += u64::from(made);
+                walk.copied += u64::from(made.copies);
                 if is_left(copied) {
                     walk.left += 1;
                 } else {
@@ -353,11 +353,11 @@ impl Core {
     }
 
     /// Has enough other members hold one thing. Returns how many copies that took.
-    async fn drain_one(self: &Arc<Self>, holding: Holding) -> (Copied, u32) {
+    async fn drain_one(self: &Arc<Self>, holding: Holding) -> (Copied, Made) {
         let Holding { path, stamp, facts, .. } = holding;
-        let Some(holder) = self.holder.upgrade() else { return (Copied::NotNow, 0) };
+        let Some(holder) = self.holder.upgrade() else { return (Copied::NotNow, Made::default()) };
         match facts {
-            Facts::Directory(_) => (self.drain_directory(path).await, 0),
+            Facts::Directory(_) => (self.drain_directory(path).await, Made::default()),
             Facts::File(facts) => {
                 let (head, replicas) = (holder.head(&path), facts.replicas.max(1));
                 let wish = Wish { path, stamp, size: facts.size, replicas, head };

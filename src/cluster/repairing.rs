@@ -87,8 +87,8 @@ impl Core {
                 let core = Arc::clone(self);
                 under_way.spawn(async move {
                     let (copied, made) = core.copy(&wish, true).await;
-                    let bytes = ByteCount(wish.size.get().saturating_mul(u64::from(made)));
-                    if made > 0 {
+                    let bytes = ByteCount(wish.size.get().saturating_mul(u64::from(made.moved)));
+                    if made.moved > 0 {
                         let rate = core.config.limits.repair_bytes_per_second;
                         tokio::time::sleep(pay(&core.copying.paid_until_ns, core.now(), bytes, rate)).await;
                     }

@@ -176,3 +176,23 @@ fn a_backup_that_names_a_copy_of_which_the_primary_let_go_hears_of_that_when_it_
         assert!(matches!(knows(primary), Known::Removed { .. }));
     });
 }
+
+#[test]
+fn a_copy_that_was_there_and_counts_when_it_is_asked_for_is_not_counted_as_made() {
+    in_a_cluster_of(2, |_, hosts| async move {
+        let published = hosts[0].write("kv/a", b"bytes", wall(), soon()).await.unwrap();
+        assert!(hosts[1].read_and_keep("kv/a", soon()).await.is_some());
+        let is_known = async || {
+            let found = hosts[0].cluster.find(vec![b"kv/a".to_vec()], soon()).await.pop();
+            matches!(found, Some(Found::Present { copies, .. }) if copies.len() == 2)
+        };
+        until_answered("the copy that leaves first is known", is_known).await;
+        let (path, stamp, size) = (b"kv/a".to_vec(), published.stamp, ByteCount(5));
+        let head = KeyId::of(&path);
+        hosts[0].cluster.wish(Wish { path, stamp, size, replicas: 2, head });
+        until("it counts", || !hosts[1].memory.state.lock().objects[&b"kv/a"[..]].is_soft).await;
+        until("who asked for it knows", || hosts[0].cluster.status().copies_to_make == 0).await;
+        let counters = hosts[0].cluster.counters();
+        assert_eq!((counters.copies_made.get(), counters.copied_bytes.get()), (0, 0));
+    });
+}
