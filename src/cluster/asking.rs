@@ -59,6 +59,21 @@ impl Core {
         }
     }
 
+    /// What stands under `path`, for who remembers none of it. Where this member decides nobody watches the name for that: who
+    /// walks through all that it holds would push out what programs were answered.
+    pub(super) async fn look_at(self: &Arc<Self>, path: &[u8], deadline: Instant) -> Found {
+        let decided = self.owner.lock().look_at(KeyId::of(path));
+        match decided {
+            Some(Answered::Present { stamp, facts, copies })
+                if !self.has_left() && !self.unheard.covers(path, stamp) =>
+            {
+                self.counters.finds.increment();
+                Found::Present { stamp, facts, copies }
+            }
+            _ => self.find(vec![path.to_vec()], deadline).await.pop().unwrap_or(Found::Unknown),
+        }
+    }
+
     pub(super) async fn find(self: &Arc<Self>, paths: Vec<Vec<u8>>, deadline: Instant) -> Vec<Found> {
         self.counters.finds.add(paths.len() as u64);
         if self.has_left() {

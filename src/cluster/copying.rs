@@ -214,7 +214,7 @@ impl Core {
             (copied, Made::default())
         };
         let deadline = self.in_background();
-        let found = self.find(vec![wish.path.clone()], deadline).await.pop().unwrap_or(Found::Unknown);
+        let found = self.look_at(&wish.path, deadline).await;
         let (facts, copies) = match found {
             Found::Present { stamp, facts: Facts::File(facts), copies } if stamp == wish.stamp => {
                 (facts, copies)

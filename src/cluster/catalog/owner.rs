@@ -172,6 +172,22 @@ impl Owner {
         copies
     }
 
+    fn present(&self, entry: &Entry) -> Answered {
+        let facts = entry.facts();
+        let is_file = matches!(facts, Facts::File(_));
+        let copies = if is_file { self.copies(entry) } else { Vec::new() };
+        let stamp = if is_file { entry.stamp() } else { Stamp(0) };
+        Answered::Present { stamp, facts, copies }
+    }
+
+    /// What stands under `key`, for this member itself where it decides: it remembers none of that, and is not told when that
+    /// changes. `None` where others decide, or nothing stands.
+    #[must_use]
+    pub fn look_at(&self, key: KeyId) -> Option<Answered> {
+        let entry = self.table.get(key).filter(|_| self.role(key.shard()) == Role::Primary)?;
+        Some(self.present(entry))
+    }
+
     /// What stands under `path`, for `asker`, which watches it from then on.
     pub fn find(&mut self, asker: PeerId, path: &[u8]) -> Answered {
         let key = KeyId::of(path);
@@ -180,13 +196,7 @@ impl Owner {
             return refusal;
         }
         let answer = match self.table.get(key) {
-            Some(entry) => {
-                let facts = entry.facts();
-                let is_file = matches!(facts, Facts::File(_));
-                let copies = if is_file { self.copies(entry) } else { Vec::new() };
-                let stamp = if is_file { entry.stamp() } else { Stamp(0) };
-                Answered::Present { stamp, facts, copies }
-            }
+            Some(entry) => self.present(entry),
             None if self.is_incomplete(key.shard()) => return Answered::Incomplete,
             None if role != Role::Primary => return Answered::Absent { is_watched: false },
             None => Answered::Absent { is_watched: true },

@@ -196,3 +196,20 @@ fn a_copy_that_was_there_and_counts_when_it_is_asked_for_is_not_counted_as_made(
         assert_eq!((counters.copies_made.get(), counters.copied_bytes.get()), (0, 0));
     });
 }
+
+#[test]
+fn who_looks_for_missing_copies_of_what_it_decides_about_is_not_told_of_it() {
+    in_a_cluster_of(2, |_, hosts| async move {
+        let core = &hosts[0].cluster.core;
+        let name = name_served(&hosts, |owners| owners.primary == core.me.member);
+        let path = name.as_bytes();
+        hosts[0].write(&name, b"bytes", wall(), soon()).await.unwrap();
+        let watched = || core.owner.lock().sizes().watches;
+        let before = watched();
+        let seen = core.look_at(path, soon()).await;
+        assert!(matches!(seen, Found::Present { .. }), "{seen:?}");
+        assert_eq!(watched(), before);
+        assert_eq!(core.find(vec![path.to_vec()], soon()).await, [seen]);
+        assert_eq!(watched(), before + 1, "who asks may remember the answer");
+    });
+}
