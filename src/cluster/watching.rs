@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tidefs_engine::error::Error;
@@ -299,6 +300,7 @@ impl Core {
     pub(super) async fn tick_for_ever(self: Arc<Self>) {
         let timings = self.config.timings;
         let mut last = self.now();
+        let is_dropping = Arc::new(AtomicBool::new(false));
         let mut shards = Shard::all().cycle();
         loop {
             sleep(timings.tick).await;
@@ -334,7 +336,7 @@ impl Core {
                 self.copying.walk();
                 self.spawn(Arc::clone(&self).drop_member(peer));
             }
-            self.drop_stale().await;
+            self.drop_stale(&is_dropping);
             self.tell_removals_again();
             self.tell_let_go_again();
             self.tell_moves().await;
@@ -345,10 +347,22 @@ impl Core {
         }
     }
 
-    /// What an earlier start of a member held counts until the later one has announced what it found again.
-    async fn drop_stale(self: &Arc<Self>) {
+    /// What an earlier start of a member held counts until the later one has announced what it found again. It is forgotten in
+    /// the background, unless that is under way (`is_dropping`): it may take longer than this member may stand still.
+    fn drop_stale(self: &Arc<Self>, is_dropping: &Arc<AtomicBool>) {
+        if is_dropping.load(Ordering::Acquire) {
+            return;
+        }
         let stale = self.owner.lock().take_stale();
-        self.drop_slots(stale).await;
+        if stale.is_empty() {
+            return;
+        }
+        is_dropping.store(true, Ordering::Release);
+        let (core, is_dropping) = (Arc::clone(self), Arc::clone(is_dropping));
+        self.spawn(async move {
+            core.drop_slots(stale).await;
+            is_dropping.store(false, Ordering::Release);
+        });
     }
 
     /// This member itself was stopped for `time`, until now, and may have been passed over.

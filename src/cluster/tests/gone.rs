@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tidefs_engine::engine::PeerDescriptor;
 use tidefs_engine::error::Error;
-use tidefs_engine::types::{Incarnation, MemberId, PeerId};
+use tidefs_engine::types::{ByteCount, Incarnation, MemberId, PeerId};
 use tokio::runtime::Handle;
 use tokio::time::sleep;
 
@@ -13,7 +13,7 @@ use super::host::Host;
 use super::memory::{Memory, Remembered};
 use super::network::{End, Network, SILENCE};
 use crate::cluster::carrier::Carrier;
-use crate::cluster::catalog::wire::{Find, Revocation};
+use crate::cluster::catalog::wire::{Change, Find, Revocation};
 use crate::cluster::coordinator::Coordinator;
 use crate::cluster::coordinator::embedded::Embedded;
 use crate::cluster::core::{Core, Ingredients};
@@ -30,18 +30,22 @@ pub(super) fn soon() -> std::time::Instant {
     tokio::time::Instant::now().into_std() + Duration::from_secs(2)
 }
 
+fn config(id: u64) -> ClusterConfig {
+    let mut config = ClusterConfig::new(MemberId(id), &format!("host-{id}"));
+    config.timings.silence = SILENCE;
+    config.timings.grace = GRACE;
+    config
+}
+
 /// A member over a network that is made up, which does not follow the coordinator's views by itself.
 async fn core_of(
-    id: u64,
+    config: ClusterConfig,
     network: &Arc<Network>,
     coordinator: Arc<dyn Coordinator>,
     memory: &Arc<Memory>,
 ) -> Arc<Core> {
-    let mut config = ClusterConfig::new(MemberId(id), &format!("host-{id}"));
-    config.timings.silence = SILENCE;
-    config.timings.grace = GRACE;
-    let begun = coordinator.begin(MemberId(id), soon()).await.unwrap();
-    let me = PeerId { member: MemberId(id), incarnation: begun.incarnation };
+    let begun = coordinator.begin(config.member, soon()).await.unwrap();
+    let me = PeerId { member: config.member, incarnation: begun.incarnation };
     let holder: Weak<dyn Holder> = Arc::<Memory>::downgrade(memory);
     let core = Core::new(Ingredients {
         me,
@@ -59,8 +63,12 @@ async fn core_of(
 
 /// A member over a network that is made up, with a handle of its own to the coordinator.
 pub(super) async fn start_with(id: u64, network: &Arc<Network>, handle: Arc<dyn Coordinator>) -> Host {
+    start_as(config(id), network, handle).await
+}
+
+async fn start_as(config: ClusterConfig, network: &Arc<Network>, handle: Arc<dyn Coordinator>) -> Host {
     let memory = Arc::new(Memory::default());
-    let core = core_of(id, network, handle, &memory).await;
+    let core = core_of(config, network, handle, &memory).await;
     let descriptor =
         PeerDescriptor { id: core.me, addresses: vec![([127, 0, 0, 1], 1).into()], transports: Vec::new() };
     let cluster = Cluster::join(core, descriptor, soon()).await.unwrap();
@@ -280,5 +288,38 @@ fn a_member_does_not_wait_for_long_for_one_that_does_not_hear_that_it_leaves() {
         assert!(took <= Duration::from_millis(1100), "{took:?}");
         two.cluster.close().await;
         one.cluster.close().await;
+    });
+}
+
+#[test]
+fn who_forgets_much_that_an_earlier_start_of_another_held_did_not_stand_still() {
+    in_virtual_time(async {
+        let (network, coordinator) = (Network::new(7), Embedded::new(ClusterId(7)));
+        let mut config = config(1);
+        // Far less than forgetting takes.
+        (config.timings.tick, config.timings.silence) = (Duration::from_millis(1), Duration::from_millis(10));
+        let host = start_as(config, &network, Arc::new(coordinator.another())).await;
+        let core = &host.cluster.core;
+        let start = |incarnation| PeerId { member: MemberId(2), incarnation: Incarnation(incarnation) };
+        let (size, checksum) = (ByteCount(1), None);
+        let facts =
+            Facts::File(FileFacts { size, mtime_ns: 0, mode: 0o644, uid: 0, gid: 0, checksum, replicas: 1 });
+        let copies = || core.owner.lock().sizes().entries;
+        sleep(Duration::from_millis(10)).await;
+        let stalls = core.counters.stalls.get();
+        {
+            let (mut owner, now) = (core.owner.lock(), core.now());
+            owner.meet(start(1));
+            for number in 0..65_536 {
+                let path = format!("kv/{number}").into_bytes();
+                owner.change(start(1), &Change::Publish { number, path, proposed: Stamp(1), facts }, now);
+            }
+            owner.meet(start(2));
+            owner.change(start(2), &Change::Announced { view: 1 }, now);
+        }
+        assert_eq!(copies(), 65_536);
+        sleep(Duration::from_millis(500)).await;
+        assert_eq!((copies(), core.counters.stalls.get()), (0, stalls));
+        host.cluster.close().await;
     });
 }
