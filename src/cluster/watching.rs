@@ -271,9 +271,18 @@ impl Core {
         self.spawn(Arc::clone(self).drop_member(peer));
     }
 
-    /// Forgets all that a start of a member held, a shard at a time.
-    async fn drop_member(self: Arc<Self>, peer: PeerId) {
-        let slots = self.owner.lock().forget_start(peer);
+    /// Forgets all that a start of a member held, a shard at a time, unless it is back.
+    pub(super) async fn drop_member(self: Arc<Self>, peer: PeerId) {
+        let slots = {
+            let mut owner = self.owner.lock();
+            let peers = self.peers.lock();
+            let is_it = |known: &&Peer| known.id == peer;
+            // Who is back was met, and would have no number until the next view. It is told what it is owed, which is everything.
+            if peers.get(&peer.member).filter(is_it).is_some_and(|it| !it.is_dropped && !it.has_left) {
+                return;
+            }
+            owner.forget_start(peer)
+        };
         self.drop_slots(slots).await;
     }
 

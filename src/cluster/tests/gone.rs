@@ -10,6 +10,7 @@ use tokio::runtime::Handle;
 use tokio::time::sleep;
 
 use super::host::Host;
+use super::members::{name_served, settled};
 use super::memory::{Memory, Remembered};
 use super::network::{End, Network, SILENCE};
 use crate::cluster::carrier::Carrier;
@@ -253,6 +254,30 @@ fn who_is_gone_is_lent_nothing_and_has_left_if_it_said_so() {
         let report = core.drain(MemberId(2), DrainOrder::Ask).await.unwrap();
         assert_eq!(report.phase, DrainPhase::Left);
         one.cluster.close().await;
+    });
+}
+
+#[test]
+fn who_is_back_just_before_what_it_held_is_forgotten_keeps_that_and_is_heard() {
+    in_virtual_time(async {
+        let (network, coordinator) = (Network::new(8), Embedded::new(ClusterId(7)));
+        let hosts = [start(1, &network, &coordinator).await, start(2, &network, &coordinator).await];
+        settled(&hosts).await;
+        let (one, two) = (&hosts[0], &hosts[1]);
+        let (core, start) = (&one.cluster.core, two.cluster.core.me);
+        let name = name_served(&hosts, |owners| owners.primary == core.me.member);
+        two.write(&name, b"before", Stamp(5), soon()).await.unwrap();
+        {
+            // As who was lost for so long that this is just about to begin.
+            let (mut peers, now) = (core.peers.lock(), core.now());
+            let peer = peers.get_mut(&start.member).unwrap();
+            (peer.link, peer.lost_at, peer.is_dropped) = (Link::Down(now), Some(now), true);
+        }
+        core.link_up(start);
+        Arc::clone(core).drop_member(start).await;
+        assert_eq!(core.owner.lock().copies_of(start.member), 1);
+        two.write(&name, b"since", Stamp(6), soon()).await.unwrap();
+        assert_eq!(one.read(&name, soon()).await.as_deref(), Some(&b"since"[..]));
     });
 }
 
