@@ -40,6 +40,7 @@ use super::object::Holder;
 use super::parting::Parting;
 use super::peers::Peers;
 use super::publishing::Publishing;
+use super::recalling::Recalled;
 use super::removing::Unheard;
 use super::settings::ClusterConfig;
 use super::shards::{SHARDS, Shard, ShardMap};
@@ -107,6 +108,8 @@ pub(super) struct Core {
     pub(super) plan: Plan,
     /// Removals that nobody who decides could be told of.
     pub(super) unheard: Unheard,
+    /// Removals that an earlier start kept, and that not all who serve their shards have heard of.
+    pub(super) recalled: Recalled,
     /// Copies that are gone, and of which nobody who decides could be told.
     pub(super) let_go: LetGo,
     pub(super) loans: Loans,
@@ -180,6 +183,7 @@ impl Core {
             takeovers: Mutex::default(),
             plan: Plan::default(),
             unheard: Unheard::default(),
+            recalled: Recalled::default(),
             let_go: LetGo::default(),
             loans: Loans::default(),
             giving_back: GivingBack::default(),

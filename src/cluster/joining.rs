@@ -103,6 +103,7 @@ impl Cluster {
             core.adopt_view(view.clone());
         }
         core.forget_kept_removals();
+        core.spawn(Arc::clone(&core).tell_recalled());
         core.resume_drain();
         core.spawn(Arc::clone(&core).follow_agreements());
         core.spawn(Arc::clone(&core).follow_views());

@@ -37,6 +37,7 @@ mod probing;
 mod publishing;
 mod pulling;
 mod ranking;
+mod recalling;
 mod removals_file;
 mod removing;
 pub mod rendezvous;

@@ -5,7 +5,8 @@
 //! removed would have it stand again for all.
 //!
 //! Invariants
-//! - What was kept is told by the next start that takes part: the file goes when that one is registered, and knows it.
+//! - What was kept is told by the next start that takes part ([`super::recalling`]): the file goes when that one is registered, and
+//!   knows it.
 //! - What is older than removals are remembered is not gone by.
 //!
 //! Limits: [`KEPT_MAX`] of each kind, and it is said when there are more. A member that is killed keeps nothing. While it is not
@@ -15,6 +16,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -22,6 +24,7 @@ use tidefs_engine::types::MemberId;
 
 use super::core::Core;
 use super::object::Stamp;
+use super::recalling::Removal;
 use super::settings::ClusterConfig;
 use super::shards::{KeyId, Shard};
 use crate::replace::{read_whole, replace_durably};
@@ -161,6 +164,10 @@ impl Core {
         let lonely: Vec<Shard> = Shard::all().filter(|&shard| !self.is_known_to_both(shard)).collect();
         let now = self.now();
         let mut decided: Vec<_> = self.owner.lock().removals(|shard| lonely.binary_search(&shard).is_ok());
+        // Of what it serves the catalog knows them.
+        let (map, mut recalled) = (Arc::clone(&self.seen().map), self.recalled.all());
+        recalled.retain(|(key, ..)| !map.is_served_by(key.shard(), self.me.member));
+        decided.extend(recalled);
         let mut untold = self.unheard.all();
         if decided.len() > KEPT_MAX || untold.len() > KEPT_MAX {
             say_too_many();
@@ -196,12 +203,16 @@ impl Core {
                 self.remove_later(path, through);
             }
         }
-        let decided = kept.decided.into_iter();
-        let decided = decided
-            .filter_map(|(key, through, _)| Some((KeyId(u128::from_str_radix(&key, 16).ok()?), through)));
         let now = self.now();
-        let mut owner = self.owner.lock();
-        decided.for_each(|(key, through)| owner.recall_removal(key, through, now));
+        let recall = |(key, through, _): (String, Stamp, u64)| {
+            Some((KeyId(u128::from_str_radix(&key, 16).ok()?), through, now))
+        };
+        let decided: Vec<Removal> = kept.decided.into_iter().filter_map(recall).collect();
+        {
+            let mut owner = self.owner.lock();
+            decided.iter().for_each(|&(key, through, _)| owner.recall_removal(key, through, now));
+        }
+        self.recalled.set(decided);
     }
 
     /// What an earlier start kept is for this one to tell. Once it is registered.

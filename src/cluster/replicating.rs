@@ -14,6 +14,7 @@ use super::core::Core;
 use super::deciding::Wait;
 use super::object::Stamp;
 use super::peers::Dirty;
+use super::recalling::Removal;
 use super::shards::{KeyId, Shard};
 
 /// Keys in one message: each is looked at, sent and learned while nobody else is served.
@@ -203,6 +204,22 @@ impl Core {
     async fn push_keys(self: &Arc<Self>, member: MemberId, keys: &[(KeyId, Stamp)]) -> bool {
         for part in keys.chunks(KEYS) {
             let word = self.word(part, false);
+            if !self.send_word(member, &word).await {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Has a member know of removals, whoever decided them. Returns whether it does.
+    pub(super) async fn push_removals(self: &Arc<Self>, member: MemberId, removals: &[Removal]) -> bool {
+        let now = self.now();
+        for part in removals.chunks(KEYS) {
+            let known = |&(key, stamp, at): &Removal| {
+                let age = now.saturating_sub(at).as_millis();
+                (key.0, Known::Removed { stamp, age_ms: u64::try_from(age).unwrap_or(u64::MAX) })
+            };
+            let word = Replicate { keys: part.iter().map(known).collect(), ..self.word(&[], false) };
             if !self.send_word(member, &word).await {
                 return false;
             }

@@ -17,6 +17,7 @@ mod network;
 mod notes;
 mod placing;
 mod racing;
+mod recalled;
 mod removals;
 mod simulation;
 mod unregistered;
