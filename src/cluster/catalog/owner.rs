@@ -111,11 +111,13 @@ pub struct Owner {
     falls: u64,
     /// The last publish of each start of a member that was put in order.
     seen: BTreeMap<PeerId, u64>,
-    /// When each member was lost last.
+    /// When each member was lost last that had heard until then of all that happened before.
     contacts: BTreeMap<MemberId, Duration>,
     /// Members that were lost then and have not told since what they hold: they may come back with earlier versions. While
     /// there are such, the end of a version's last copy is remembered.
     away: BTreeMap<MemberId, Duration>,
+    /// Those that were away for longer than removals are remembered, and have not told since what they hold.
+    disbelieved: BTreeSet<MemberId>,
     /// Members that have announced all that they hold in their latest start.
     settled: BTreeSet<MemberId>,
     /// What others answer for already.
@@ -144,6 +146,7 @@ impl Owner {
             seen: BTreeMap::new(),
             contacts: BTreeMap::new(),
             away: BTreeMap::new(),
+            disbelieved: BTreeSet::new(),
             settled: BTreeSet::new(),
             passed: Passed::default(),
         }

@@ -167,8 +167,8 @@ impl Owner {
             self.left.end(shard);
         }
         for &(member, age) in &word.away_ms {
-            // Whoever has told this owner what it holds is not away.
-            if !self.announced.contains_key(&member) {
+            // Whoever has told this owner what it holds is not away; and of who was away for too long that is known.
+            if !self.announced.contains_key(&member) && !self.disbelieved.contains(&member) {
                 let lost_at = now.saturating_sub(Duration::from_millis(age));
                 self.away.entry(member).or_insert(lost_at);
                 self.contacts.entry(member).or_insert(lost_at);

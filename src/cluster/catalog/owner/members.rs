@@ -65,7 +65,7 @@ impl Owner {
             return false;
         }
         self.announced.insert(from.member, view);
-        self.away.remove(&from.member);
+        self.note_back(from.member);
         if view >= self.awaited_view {
             self.awaited.remove(&from.member);
             self.check_awaited();
@@ -90,16 +90,19 @@ impl Owner {
         stale
     }
 
-    /// `member` was lost at `now`.
+    /// `member` was lost at `now`. Who is lost again before it has heard of all that happened while it was away was last in touch
+    /// before that.
     pub fn note_contact(&mut self, member: MemberId, now: Duration) {
-        self.contacts.insert(member, now);
-        self.away.entry(member).or_insert(now);
+        if !self.disbelieved.contains(&member) {
+            let first = *self.away.entry(member).or_insert(now);
+            self.contacts.insert(member, first);
+        }
     }
 
     /// `member` is not expected any more.
     pub fn forget_member(&mut self, member: MemberId) {
         self.contacts.remove(&member);
-        self.away.remove(&member);
+        self.note_back(member);
         self.announced.remove(&member);
         self.suspects.remove(&member);
         self.behind.remove(&member);
@@ -113,6 +116,7 @@ impl Owner {
         let is_other = |member: &&MemberId| **member != self.me;
         let times = self.contacts.keys().chain(self.away.keys()).chain(self.announced.keys());
         let sets = self.suspects.iter().chain(&self.awaited).chain(&self.settled).chain(self.behind.keys());
+        let sets = sets.chain(&self.disbelieved);
         let starts = self.seen.keys().map(|peer| &peer.member);
         times.chain(sets).chain(starts).filter(is_other).count() + self.slots.kept_of_others(self.me)
     }
@@ -120,6 +124,7 @@ impl Owner {
     /// `member` was told all that changed while it was lost.
     pub fn note_back(&mut self, member: MemberId) {
         self.away.remove(&member);
+        self.disbelieved.remove(&member);
     }
 
     /// Who is away, and for how long.

@@ -32,14 +32,10 @@ impl Owner {
         self.table.ends_mut().expire(now);
         // Who was away for longer is not believed any more.
         let retention = self.table.tombstones().retention();
-        let (table, away) = (&mut self.table, &mut self.away);
-        away.retain(|_, lost_at| {
-            let is_recent = *lost_at + retention > now;
-            if !is_recent {
-                table.tombstones_mut().raise_horizon(*lost_at);
-            }
-            is_recent
-        });
+        for (member, lost_at) in self.away.extract_if(.., |_, lost_at| *lost_at + retention <= now) {
+            self.table.tombstones_mut().raise_horizon(lost_at);
+            self.disbelieved.insert(member);
+        }
         self.table.ends_mut().take_surplus()
     }
 

@@ -312,3 +312,27 @@ fn what_collapsed_or_was_in_conflict_is_counted_of_publishes_over_another_hosts_
     assert_eq!(counted(start(3, 1), &publish(30, 2)), (false, true));
     assert_eq!(counted(start(2, 2), &announce(40, 3)), (false, false), "that is no publish");
 }
+
+#[test]
+fn who_is_lost_again_before_it_has_heard_all_was_in_touch_before_it_was_lost_first() {
+    let (mut owner, path) = owner();
+    let at = |seconds| NOW + Duration::from_secs(seconds);
+    publish(&mut owner, start(2, 1), &path, Stamp(20));
+    owner.note_contact(MemberId(2), NOW);
+    let remove = Change::Remove { path: path.clone(), at: Stamp(30) };
+    owner.change(start(3, 1), &remove, at(100));
+    // It was there for a moment, and not told.
+    owner.note_contact(MemberId(2), at(200));
+    let forgotten = at(100 + 600);
+    owner.expire(forgotten);
+    assert_eq!(owner.table.tombstones().len(), 0);
+    let brought = |owner: &mut Owner| announce(owner, start(2, 1), &path, Stamp(20), facts_of(20));
+    assert_eq!(brought(&mut owner), Outcome::Refused { through: Stamp(20) });
+    // Once more, when it had been away for so long already that nothing is known of that.
+    owner.note_contact(MemberId(2), at(800));
+    assert_eq!(brought(&mut owner), Outcome::Refused { through: Stamp(20) });
+    // All that is not valid was taken from it.
+    owner.change(start(2, 1), &Change::Announced { view: 1 }, NOW);
+    owner.note_contact(MemberId(2), at(900));
+    assert_eq!(brought(&mut owner), Outcome::Done { stamp: Stamp(20) });
+}
