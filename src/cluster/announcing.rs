@@ -215,12 +215,23 @@ impl Core {
             }
         }
         let mut state = self.plan.state.lock();
-        state.was_done |= failed.is_empty();
+        let is_first = failed.is_empty() && !state.was_done;
+        state.was_done |= is_first;
         for (member, shards) in failed {
             state.shards.entry(member).or_default().extend(shards);
         }
         if state.shards.is_empty() && std::mem::take(&mut state.is_unpublished) {
             self.copying.walk();
+        }
+        drop(state);
+        let refused = self.counters.refused.get();
+        if is_first && refused > 0 {
+            tracing::warn!(
+                refused,
+                minutes = self.config.timings.tombstones.as_secs() / 60,
+                "some of what this member kept was dropped: it was removed or replaced meanwhile, or no other holds it and this \
+                 member was away for longer than it is remembered what was removed"
+            );
         }
     }
 

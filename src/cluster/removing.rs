@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
+use super::catalog::owner::Expired;
 use super::catalog::wire::Change;
 use super::core::Core;
 use super::error::ClusterError;
@@ -147,11 +148,18 @@ impl Core {
 
     /// Forgets what was removed, or ended, long ago.
     pub(super) fn expire_removals(&self, now: Duration) {
-        let lost = self.owner.lock().expire(now);
-        if lost > 0 {
-            self.counters.ends_lost.add(lost);
+        let Expired { ends_lost, disbelieved } = self.owner.lock().expire(now);
+        for member in disbelieved {
             tracing::warn!(
-                lost,
+                %member,
+                minutes = self.config.timings.tombstones.as_secs() / 60,
+                "a member is away for longer than it is remembered what was removed; what it alone holds is dropped when it is back"
+            );
+        }
+        if ends_lost > 0 {
+            self.counters.ends_lost.add(ends_lost);
+            tracing::warn!(
+                lost = ends_lost,
                 "more was let go of while members are away than is remembered; one that comes back may bring an earlier version"
             );
         }

@@ -27,6 +27,7 @@ use tidefs_engine::types::{MemberId, PeerId};
 pub use changes::Effects;
 use left::{Left, RecentlyLeft};
 use passed::Passed;
+pub use removed::Expired;
 
 use super::entry::{Entry, Slot};
 use super::slots::Slots;

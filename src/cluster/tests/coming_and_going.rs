@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use tidefs_engine::types::ByteCount;
 
-use super::host::Seen;
+use super::host::{Host, Seen};
 use super::members::{
-    config, in_a_cluster_of, name_served, runtime, settled, soon, start, start_with, until, wall,
+    config, in_a_cluster_of, name_served, runtime, settled, soon, start, start_with, started, until, wall,
 };
+use crate::cluster::catalog::wire::Known;
 use crate::cluster::coordinator::embedded::Embedded;
+use crate::cluster::shards::{KeyId, Owners};
 use crate::cluster::*;
 
 #[test]
@@ -180,5 +182,50 @@ fn who_is_started_again_finds_its_objects_and_the_others_theirs() {
                 assert_eq!(host.read(&name, soon()).await.is_some(), number != 2, "{name}");
             }
         }
+    });
+}
+
+#[test]
+fn who_is_back_after_longer_than_removals_are_remembered_keeps_what_others_hold_too_and_nothing_else() {
+    runtime().block_on(async {
+        let coordinator = Embedded::new(ClusterId(7));
+        let brief = |config: &mut ClusterConfig| {
+            config.timings.grace = Duration::from_millis(100);
+            config.timings.tombstones = Duration::from_millis(300);
+        };
+        let mut hosts = started(&coordinator, 3, brief).await;
+        let [first, second] = [0, 1].map(|host: usize| hosts[host].cluster.me());
+        let map = Arc::clone(&hosts[0].cluster.core.seen().map);
+        let is_theirs = |name: &String| {
+            let owners = Owners { primary: first, backup: Some(second) };
+            map.owners(KeyId::of(name.as_bytes()).shard()) == Some(owners)
+        };
+        let names: Vec<String> =
+            (0..).map(|number| format!("kv/{number}")).filter(is_theirs).take(2).collect();
+        let (own, shared) = (&names[0], &names[1]);
+        hosts[2].write(own, b"bytes", wall(), soon()).await.unwrap();
+        for host in [0, 2] {
+            hosts[host].write(shared, b"the same", wall(), soon()).await.unwrap();
+        }
+        let old = hosts.pop().unwrap();
+        let before: Vec<Duration> = hosts.iter().map(|host| host.cluster.core.now()).collect();
+        old.cluster.close().await;
+        let is_away_for_long = |(host, before): (&Host, &Duration)| {
+            let (owner, now) = (host.cluster.core.owner.lock(), host.cluster.core.now());
+            let known = owner.known(KeyId::of(own.as_bytes()), Stamp(0), now);
+            let age = owner.horizon_age_ms(now).map(Duration::from_millis);
+            !matches!(known, Known::Present { .. }) && age.is_some_and(|age| age <= now - *before)
+        };
+        until("it is away for that long", || hosts.iter().zip(&before).all(is_away_for_long)).await;
+        let mut again = config(3);
+        brief(&mut again);
+        hosts.push(start_with(&coordinator, again, old.memory).await);
+        let held = || hosts[2].memory.state.lock().objects.keys().cloned().collect::<Vec<_>>();
+        until("what only it held is dropped", || held() == [shared.as_bytes()]).await;
+        settled(&hosts).await;
+        assert_eq!(held(), [shared.as_bytes()]);
+        assert_eq!(hosts[2].cluster.counters().refused.get(), 1);
+        assert_eq!(hosts[0].look_up(own, soon()).await, Seen::Absent);
+        assert!(hosts[1].look_up(shared, soon()).await.is_present());
     });
 }

@@ -1,10 +1,24 @@
 //! What this owner remembers to be removed, and for how long.
+//!
+//! Invariant: who is away for longer is not believed in what nobody knows any more. Its last versions may have been removed, or
+//! replaced, and what took their place let go of; that is forgotten from then on, as there may be as much of it as is evicted.
 
 use std::time::Duration;
+
+use tidefs_engine::types::MemberId;
 
 use super::Owner;
 use crate::cluster::object::Stamp;
 use crate::cluster::shards::{KeyId, Shard};
+
+/// What is forgotten with time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Expired {
+    /// Ends that were forgotten before their time since this was asked last.
+    pub ends_lost: u64,
+    /// Members that are away for so long now that they are not believed in what nobody knows.
+    pub disbelieved: Vec<MemberId>,
+}
 
 impl Owner {
     /// Keys with a tombstone or an end, in order. It costs a look at all of them.
@@ -26,17 +40,18 @@ impl Owner {
         self.table.tombstones_mut().note(key, through, now, now);
     }
 
-    /// Forgets old removals and ends. Returns how many ends were forgotten before their time since this was called last.
-    pub fn expire(&mut self, now: Duration) -> u64 {
+    /// Forgets old removals and ends.
+    pub fn expire(&mut self, now: Duration) -> Expired {
         self.table.tombstones_mut().expire(now);
         self.table.ends_mut().expire(now);
-        // Who was away for longer is not believed any more.
         let retention = self.table.tombstones().retention();
+        let mut disbelieved = Vec::new();
         for (member, lost_at) in self.away.extract_if(.., |_, lost_at| *lost_at + retention <= now) {
             self.table.tombstones_mut().raise_horizon(lost_at);
             self.disbelieved.insert(member);
+            disbelieved.push(member);
         }
-        self.table.ends_mut().take_surplus()
+        Expired { ends_lost: self.table.ends_mut().take_surplus(), disbelieved }
     }
 
     /// Age of the youngest removal that was forgotten.

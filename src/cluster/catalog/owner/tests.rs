@@ -247,7 +247,8 @@ fn who_comes_back_is_refused_nothing_for_how_much_others_let_go_of_meanwhile() {
     owner.meet(start(2, 2));
     let brought = announce(&mut owner, start(2, 2), &path, Stamp(20), facts_of(20));
     assert_eq!(brought, Outcome::Done { stamp: Stamp(20) });
-    assert_eq!([owner.expire(NOW), owner.expire(NOW)], [1, 0], "it is said once what was forgotten");
+    let lost = [(); 2].map(|()| owner.expire(NOW).ends_lost);
+    assert_eq!(lost, [1, 0], "it is said once what was forgotten");
 }
 
 #[test]
@@ -334,5 +335,23 @@ fn who_is_lost_again_before_it_has_heard_all_was_in_touch_before_it_was_lost_fir
     // All that is not valid was taken from it.
     owner.change(start(2, 1), &Change::Announced { view: 1 }, NOW);
     owner.note_contact(MemberId(2), at(900));
+    assert_eq!(brought(&mut owner), Outcome::Done { stamp: Stamp(20) });
+}
+
+#[test]
+fn who_is_away_for_longer_than_removals_are_remembered_is_believed_in_what_others_hold_alone() {
+    let (mut owner, path) = owner();
+    let late = NOW + Duration::from_secs(600);
+    publish(&mut owner, start(2, 1), &path, Stamp(20));
+    owner.note_contact(MemberId(2), NOW);
+    drop_start(&mut owner, start(2, 1), KeyId::of(&path).shard());
+    let mut disbelieved = |now| owner.expire(now).disbelieved;
+    assert_eq!(disbelieved(late - Duration::from_millis(1)), []);
+    assert_eq!(disbelieved(late), [MemberId(2)]);
+    assert_eq!(disbelieved(late), [], "it is said once");
+    owner.meet(start(2, 2));
+    let brought = |owner: &mut Owner| announce(owner, start(2, 2), &path, Stamp(20), facts_of(20));
+    assert_eq!(brought(&mut owner), Outcome::Refused { through: Stamp(20) });
+    publish(&mut owner, start(3, 1), &path, Stamp(20));
     assert_eq!(brought(&mut owner), Outcome::Done { stamp: Stamp(20) });
 }
