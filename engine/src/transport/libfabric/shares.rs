@@ -7,7 +7,7 @@
 //! [`FabricConfig::pages_max`]: super::FabricConfig::pages_max
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -17,15 +17,49 @@ use super::layout::{Layout, Part};
 use crate::error::Error;
 use crate::types::RailId;
 
+/// How long no region is refused before there are pages again: at the edge of a budget, some have a place and others not.
+const QUIET: Duration = Duration::from_secs(60);
+
 /// The pages of all NICs of a transport.
 #[derive(Debug)]
 pub(super) struct Pages {
     /// Pages that each NIC may translate.
     most: u64,
-    /// Those that are left, by rail. Held for a plan; never across a call of a NIC's thread.
-    left: Mutex<Vec<u64>>,
-    /// Whether the last region that came had no place.
-    is_short: AtomicBool,
+    /// Held for a plan; never across a call of a NIC's thread.
+    left: Mutex<Left>,
+}
+
+#[derive(Debug)]
+struct Left {
+    /// Pages, by rail.
+    pages: Vec<u64>,
+    shortage: Shortage,
+}
+
+/// A time in which regions have no place, so that it is told once when it begins, and once when it is over.
+#[derive(Debug, Default)]
+struct Shortage {
+    /// Regions that had none, and when the last of them came. `None` while there is no shortage.
+    refused: Option<(u64, Instant)>,
+}
+
+impl Shortage {
+    /// A region has no place. Returns whether that is the first.
+    fn refused(&mut self, now: Instant) -> bool {
+        let before = self.refused.map_or(0, |(count, _)| count);
+        self.refused = Some((before + 1, now));
+        before == 0
+    }
+
+    /// A region has a place. Returns how many had none, where that is over.
+    fn taken(&mut self, now: impl FnOnce() -> Instant) -> Option<u64> {
+        let (count, last) = self.refused?;
+        if now().saturating_duration_since(last) < QUIET {
+            return None;
+        }
+        self.refused = None;
+        Some(count)
+    }
 }
 
 /// Pages of one region at one NIC.
@@ -54,14 +88,14 @@ impl Taken {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.of.left.lock()[self.rail] += self.pages;
+        self.of.left.lock().pages[self.rail] += self.pages;
     }
 }
 
 impl Pages {
     pub(super) fn new(most: u64, rails: usize) -> Arc<Self> {
-        let left = Mutex::new(vec![most; rails]);
-        Arc::new(Self { most, left, is_short: AtomicBool::new(false) })
+        let left = Left { pages: vec![most; rails], shortage: Shortage::default() };
+        Arc::new(Self { most, left: Mutex::new(left) })
     }
 
     /// Takes the pages of a region.
@@ -70,13 +104,14 @@ impl Pages {
     /// [`Error::OverBudget`] when all rails together have too few pages left.
     pub(super) fn take(self: &Arc<Self>, wanted: Wanted) -> Result<Taken, Error> {
         let mut left = self.left.lock();
+        let Left { pages, shortage } = &mut *left;
         let budgets: Vec<Budget> =
-            (0..).zip(left.iter()).map(|(rail, &pages)| Budget { rail: RailId(rail), pages }).collect();
+            (0..).zip(pages.iter()).map(|(rail, &pages)| Budget { rail: RailId(rail), pages }).collect();
         let planned = budget::plan(wanted, &budgets);
-        let mut take = |rail: RailId, pages: u64| {
+        let mut take = |rail: RailId, count: u64| {
             let place = usize::from(rail.0);
-            left[place] -= pages;
-            (rail, Arc::new(Share { of: Arc::clone(self), rail: place, pages }))
+            pages[place] -= count;
+            (rail, Arc::new(Share { of: Arc::clone(self), rail: place, pages: count }))
         };
         let taken = match planned {
             Ok(Registration::Everywhere) => {
@@ -89,30 +124,31 @@ impl Pages {
                 Taken { parts: Some(parts), shares }
             }
             Err(refused) => {
+                let is_news = shortage.refused(Instant::now());
                 drop(left);
-                return Err(self.refuse(refused, wanted, budgets.len()));
+                let error = self.refusal(refused, wanted, budgets.len());
+                if is_news {
+                    tracing::warn!(%error, "regions go by other transports until the NICs have pages left again");
+                }
+                return Err(error);
             }
         };
+        let over = shortage.taken(Instant::now);
         drop(left);
-        if self.is_short.swap(false, Ordering::Relaxed) {
-            tracing::info!("the NICs have pages left again");
+        if let Some(refused) = over {
+            tracing::info!(refused, "the NICs have pages left again");
         }
         Ok(taken)
     }
 
-    /// Says so once, and not for each region that comes while it is so.
-    fn refuse(
+    fn refusal(
         &self,
         TooManyPages { wanted: need, left }: TooManyPages,
         region: Wanted,
         rails: usize,
     ) -> Error {
         let budget = self.most.saturating_mul(rails as u64);
-        let error = Error::OverBudget { transport: NAME, need, left, budget, page_bytes: region.page_bytes };
-        if !self.is_short.swap(true, Ordering::Relaxed) {
-            tracing::warn!(%error, "regions go by other transports until the NICs have pages left again");
-        }
-        error
+        Error::OverBudget { transport: NAME, need, left, budget, page_bytes: region.page_bytes }
     }
 }
 
@@ -158,10 +194,30 @@ mod tests {
         assert_eq!(refused, numbers);
         let held = divided.share(RailId(0)).unwrap();
         drop((whole, divided));
-        assert_eq!(*pages.left.lock(), [6, 10]);
+        assert_eq!(pages.left.lock().pages, [6, 10]);
         drop(held);
-        assert_eq!(*pages.left.lock(), [10, 10]);
+        assert_eq!(pages.left.lock().pages, [10, 10]);
         assert!(pages.take(wanted(10)).is_ok());
+    }
+
+    #[test]
+    fn a_shortage_is_told_when_it_begins_and_when_nothing_was_refused_for_a_while() {
+        let mut shortage = Shortage::default();
+        let began = Instant::now();
+        let after = |seconds| began + Duration::from_secs(seconds);
+        let taken = |shortage: &mut Shortage, seconds| shortage.taken(|| after(seconds));
+        assert_eq!(taken(&mut shortage, 0), None, "there was none");
+        // At the edge of the budget, a region has a place now and then.
+        let mut told = 0;
+        for seconds in 0..1000 {
+            told += u32::from(shortage.refused(after(seconds)));
+            assert_eq!(taken(&mut shortage, seconds), None);
+        }
+        assert_eq!(told, 1);
+        assert_eq!(taken(&mut shortage, 999 + 59), None);
+        assert_eq!(taken(&mut shortage, 999 + 60), Some(1000));
+        assert_eq!(taken(&mut shortage, 2000), None, "it is told already");
+        assert!(shortage.refused(after(2001)));
     }
 
     #[test]
