@@ -7,6 +7,7 @@ mod budget;
 mod death;
 mod engines;
 mod harness;
+mod missing;
 mod pieces;
 mod strict;
 mod transfers;

@@ -19,22 +19,22 @@ use crate::harness::{
 const READ: [(Direction, u64, u64, u64); 3] =
     [(Direction::Read, 0, 0, 4096), (Direction::Read, 4096, 0, 4096), (Direction::Read, 8192, 0, 4096)];
 /// What [`READ`] comes to when all goes well.
-const DONE: [Result<(), Error>; 3] = [Ok(()), Ok(()), Ok(())];
+pub(crate) const DONE: [Result<(), Error>; 3] = [Ok(()), Ok(()), Ok(())];
 
 /// Two ends, and memory of one MiB at each.
-fn open() -> Option<(Pair, Memory, Memory)> {
+pub(crate) fn open() -> Option<(Pair, Memory, Memory)> {
     let pair = Pair::open_strict()?;
     let (local, remote) = pair.memory(1 << 20);
     Some((pair, local, remote))
 }
 
 /// Begins [`READ`].
-fn read(endpoint: &Arc<dyn Endpoint>, local: &Memory, remote: &Memory) -> Run {
+pub(crate) fn read(endpoint: &Arc<dyn Endpoint>, local: &Memory, remote: &Memory) -> Run {
     Run::start(endpoint, local, remote, &READ, PATIENCE)
 }
 
 /// Closes `ends`, and looks what rules were broken.
-fn close<T>(ends: T) {
+pub(crate) fn close<T>(ends: T) {
     drop(ends);
     expect_no_violation();
 }

@@ -138,12 +138,13 @@ impl Domain {
         }
         let registration = self.regions.get(&local.id()).and_then(|registered| registered.holding(local));
         let (Some(port), Some(registration)) = (self.port.as_mut(), registration) else {
-            let error = if self.port.is_none() {
-                Error::transport(NAME, "the NIC is not open")
+            // No word of the peer's region: it is there, and another transport may have this one.
+            let cause = if self.port.is_none() {
+                "the NIC is not open".to_owned()
             } else {
-                Error::NoSuchRegion { region: local.id() }
+                format!("the NIC does not have region {} of this process", local.id())
             };
-            job.complete(Err(error));
+            job.complete(Err(Error::transport(NAME, cause)));
             return None;
         };
         // One slot for each credit.
