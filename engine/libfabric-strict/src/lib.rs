@@ -161,6 +161,13 @@ pub extern "C" fn strict_dead(is_dead: i32) {
     world().is_dead = is_dead != 0;
 }
 
+/// Whether endpoints of the second NIC cannot be opened from now on (`is_shut` not 0); those that are open stay so.
+// SAFETY: the name is unique to this library.
+#[unsafe(no_mangle)]
+pub extern "C" fn strict_shut(is_shut: i32) {
+    world().is_shut = is_shut != 0;
+}
+
 /// Whether operations that the second NIC is given end with an error from now on (`is_failing` not 0), each alone.
 // SAFETY: the name is unique to this library.
 #[unsafe(no_mangle)]

@@ -171,7 +171,15 @@ unsafe extern "C" fn endpoint(
     ep: *mut *mut fid_ep,
     _context: *mut c_void,
 ) -> c_int {
-    let id = world().new_id();
+    // SAFETY: the domain is open.
+    let of = unsafe { number(domain) };
+    let id = {
+        let mut world = world();
+        if world.is_shut && world.second.contains(&of) {
+            return -fi::FI_EIO;
+        }
+        world.new_id()
+    };
     let object = fid_ep {
         fid: head(fi::FI_CLASS_EP),
         ops: table(&TABLES.ep),
@@ -182,11 +190,9 @@ unsafe extern "C" fn endpoint(
         atomic: ptr::null_mut(),
         collective: ptr::null_mut(),
     };
-    // SAFETY: the domain is open; the caller gives a place for the answer.
-    unsafe {
-        world().endpoints.insert(id, Endpoint::new(number(domain)));
-        *ep = publish(object, id, number(domain));
-    }
+    world().endpoints.insert(id, Endpoint::new(of));
+    // SAFETY: the caller gives a place for the answer.
+    unsafe { *ep = publish(object, id, of) };
     0
 }
 

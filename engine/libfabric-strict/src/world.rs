@@ -120,6 +120,8 @@ pub(crate) struct World {
     pub(crate) halted_until: Option<Instant>,
     /// Whether the second NIC cannot be opened.
     pub(crate) is_dead: bool,
+    /// Whether endpoints of the second NIC cannot be opened.
+    pub(crate) is_shut: bool,
     /// Domains of the second NIC, whether operations over them fail, and how many have.
     pub(crate) second: BTreeSet<usize>,
     pub(crate) is_failing: bool,
@@ -146,6 +148,7 @@ static WORLD: Mutex<World> = Mutex::new(World {
     refusals: 0,
     halted_until: None,
     is_dead: false,
+    is_shut: false,
     second: BTreeSet::new(),
     is_failing: false,
     failures: 0,

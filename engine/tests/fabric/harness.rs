@@ -176,6 +176,11 @@ pub(crate) fn dead(is_dead: bool) {
     turn(c"strict_dead", is_dead);
 }
 
+/// Whether endpoints of the second NIC of the strict provider cannot be opened from now on.
+pub(crate) fn shut(is_shut: bool) {
+    turn(c"strict_shut", is_shut);
+}
+
 /// Whether operations over the second NIC of the strict provider fail from now on.
 pub(crate) fn failing(is_failing: bool) {
     turn(c"strict_failing", is_failing);

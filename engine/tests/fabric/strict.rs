@@ -16,7 +16,7 @@ use crate::harness::{
     silence, strict_config, stuck,
 };
 
-const READ: [(Direction, u64, u64, u64); 3] =
+pub(crate) const READ: [(Direction, u64, u64, u64); 3] =
     [(Direction::Read, 0, 0, 4096), (Direction::Read, 4096, 0, 4096), (Direction::Read, 8192, 0, 4096)];
 /// What [`READ`] comes to when all goes well.
 pub(crate) const DONE: [Result<(), Error>; 3] = [Ok(()), Ok(()), Ok(())];

@@ -60,11 +60,20 @@ pub(super) fn plan(region: Wanted, rails: &[Budget]) -> Result<Registration, Too
     if rails.iter().all(|rail| rail.pages >= wanted) && !(rails.is_empty() && wanted > 0) {
         return Ok(Registration::Everywhere);
     }
+    share_out(region, rails).map(Registration::Divided)
+}
+
+/// The same where not all rails of the host are among `rails`, so that each byte is to be at one of these.
+///
+/// # Errors
+/// As [`plan`].
+pub(super) fn share_out(region: Wanted, rails: &[Budget]) -> Result<Vec<Part>, TooManyPages> {
+    let wanted = region.pages_of(region.bytes);
     let left = rails.iter().map(|rail| rail.pages).fold(0, u64::saturating_add);
     if left < wanted {
         return Err(TooManyPages { wanted, left });
     }
-    Ok(Registration::Divided(divide(region, rails)))
+    Ok(divide(region, rails))
 }
 
 /// Fills the rails one after the other, those with the most room first. `rails` have room for all pages.
@@ -115,6 +124,7 @@ mod tests {
     fn what_fits_one_rail_alone_is_whole_there() {
         let one = Registration::Divided(vec![part(0, 8192, 1)]);
         assert_eq!(plan(wanted(8192), &[budget(0, 1), budget(1, 3), budget(2, 2)]), Ok(one));
+        assert_eq!(share_out(wanted(8192), &[budget(1, 2), budget(2, 2)]), Ok(vec![part(0, 8192, 1)]));
     }
 
     #[test]

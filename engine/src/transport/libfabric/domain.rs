@@ -10,6 +10,8 @@
 //!   fabric on which nothing gets through lets connections be made, and would take each deadline whole.
 //!   Where the provider refuses to close an endpoint, what is in flight there is not ended before it has.
 //!   The same is done when operations to a peer that refused a key are cancelled by the provider.
+//! - Where an endpoint cannot be opened again, that is tried until it can be. Meanwhile this NIC has no address, and no keys for
+//!   what is registered, so that whoever is told goes by the others.
 //!
 //! Threads: owned by the NIC's progress thread.
 
@@ -40,7 +42,7 @@ mod operations;
 mod peers;
 mod silence;
 
-use life::Grave;
+use life::{Closed, Grave};
 use peers::Known;
 
 /// Deadlines are looked at this often while anything is under way.
@@ -63,8 +65,11 @@ pub(super) struct Domain {
     /// When this thread last went on after it had stood still for long.
     awake_since: Instant,
     regions: HashMap<RegionId, Registered>,
-    /// Regions whose registrations went with an endpoint that they were bound to, to be registered with the next one.
+    /// Regions whose registrations went with an endpoint that they were bound to, or that came while there was none: to be
+    /// registered with the next one.
     unbound: Vec<(RegionId, Portion)>,
+    /// Where the endpoint could not be opened.
+    closed: Option<Closed>,
     /// Memory that peers may still touch through endpoints that are not closed.
     withdrawn: Vec<Withdrawn>,
     /// Whether anybody was told of the endpoint's address, or has told its own, since it was opened.
@@ -87,15 +92,15 @@ pub(super) struct Domain {
     last_end: Instant,
     fresh_keys: Keys,
     settings: Settings,
-    /// Our address, as peers get it; changes when the endpoint is opened again.
+    /// Our address, as peers get it: changes when the endpoint is opened again, and is all zeros where it cannot be.
     name: Arc<parking_lot::Mutex<Vec<u8>>>,
-    /// Keys of the regions, as peers get them, where they change with the endpoint.
+    /// Keys of the regions, as peers get them, where they are not those of the first registration.
     keys: Arc<parking_lot::Mutex<HashMap<RegionId, Vec<u64>>>>,
     nic: Arc<Nic>,
 }
 
 impl Domain {
-    /// Opens the endpoint. `name` is kept up to date with its address, and `keys` where they change with it.
+    /// Opens the endpoint. `name` is kept up to date with its address, and `keys` where regions get others.
     pub(super) fn open(
         nic: Arc<Nic>,
         settings: Settings,
@@ -121,6 +126,7 @@ impl Domain {
             awake_since: Instant::now(),
             regions: HashMap::new(),
             unbound: Vec::new(),
+            closed: None,
             withdrawn: Vec::new(),
             has_met_peers: false,
             scratch: None,
@@ -248,10 +254,11 @@ impl Domain {
         has_worked
     }
 
-    /// Gives up what is past its deadline, opens the endpoint again when something does not end, and forgets
-    /// addresses that nobody holds.
+    /// Gives up what is past its deadline, opens the endpoint again when something does not end or when it is not open, and
+    /// forgets addresses that nobody holds.
     fn sweep(&mut self) {
         let now = Instant::now();
+        self.open_closed(now);
         self.visit_graves();
         drop(self.nic.take_stuck());
         if self.is_busy() {

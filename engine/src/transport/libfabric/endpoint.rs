@@ -1,10 +1,13 @@
 //! The connection to one peer: an address in each NIC's vector, and the count of what is under way.
+//!
+//! One that was made without a NIC, because that was not open here or at the peer, goes by the others, and ends after a while:
+//! the next may have it.
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -15,6 +18,7 @@ use super::progress::{Command, Progress};
 use super::registered::chunk_bytes;
 use super::split::split;
 use super::wire::Key;
+use super::{NAME, NOT_OPEN};
 use crate::error::Error;
 use crate::memory::{Access, MemorySlice};
 use crate::transport::{BatchId, BoxFuture, Direction, Endpoint, EndpointState, Operation, RailLoad};
@@ -30,6 +34,8 @@ pub(super) struct Connection {
     state: Mutex<EndpointState>,
     /// Of those that this was made over, the one that ended it; [`NO_RAIL`] where none alone did. Set before the state.
     failed_rail: AtomicUsize,
+    /// A rail that it was made without, and until when it is used so.
+    lacking: OnceLock<(usize, Instant)>,
     /// Operations taken and not ended, over all rails. At most `operations_max`, and the parts of the last.
     operations: AtomicUsize,
     /// Wakes those who wait for `operations` to be 0.
@@ -49,13 +55,25 @@ impl Connection {
             peer,
             state: Mutex::new(EndpointState::Ready),
             failed_rail: AtomicUsize::new(NO_RAIL),
+            lacking: OnceLock::new(),
             operations: AtomicUsize::new(0),
             ended: Notify::new(),
             loads: (0..rails).map(|_| Load::default()).collect(),
         }
     }
 
+    /// It was made without `rail`, and ends at `until`.
+    pub(super) fn lacks(&self, rail: usize, until: Instant) {
+        // Said once, by who makes it.
+        let _ = self.lacking.set((rail, until));
+    }
+
     pub(super) fn state(&self) -> EndpointState {
+        if let Some(&(rail, until)) = self.lacking.get()
+            && until <= Instant::now()
+        {
+            self.fail_on(rail, &Error::transport(NAME, "it was made without a NIC that may be open by now"));
+        }
         self.state.lock().clone()
     }
 
@@ -116,11 +134,13 @@ impl Connection {
     }
 }
 
+/// The NICs, and for each rail of the peer its place in the vector of that NIC, where it was introduced.
+pub(super) type Slots = Vec<(Arc<Progress>, Vec<Option<u64>>)>;
+
 /// The connection of this transport to one peer.
 pub(super) struct FabricEndpoint {
     connection: Arc<Connection>,
-    /// The NICs, and for each rail of the peer its place in the vector of that NIC, where it was introduced.
-    rails: Vec<(Arc<Progress>, Vec<Option<u64>>)>,
+    rails: Slots,
     /// Rails of the peer: our rail `i` talks to the peer's rail `i % peer_rails`, where it has the choice.
     peer_rails: usize,
     operations_max: usize,
@@ -158,7 +178,7 @@ impl fmt::Debug for FabricEndpoint {
 impl FabricEndpoint {
     pub(super) fn new(
         connection: Arc<Connection>,
-        rails: Vec<(Arc<Progress>, Vec<Option<u64>>)>,
+        rails: Slots,
         peer_rails: usize,
         operations_max: usize,
         memories: Memories,
@@ -201,22 +221,30 @@ impl FabricEndpoint {
     }
 
     /// The rail that an operation goes by, the peer's rail, and that one's place in the vector: the rails that have the bytes,
-    /// else those that were wished for. `None` where those were not introduced to each other.
+    /// else those that were wished for, else those that have the least to do of all that can carry it. `None` where none can.
     fn rails_for(&self, here: &Layout, operation: &Operation, key: &Key) -> Option<(usize, usize, u64)> {
         let rail_of =
             |layout: &Layout, offset| layout.part_at(offset).map(|(_, part)| usize::from(part.rail.0));
         let near = rail_of(here, operation.local.offset());
         let far = rail_of(&key.layout, operation.remote.offset);
+        let way = |rail: usize, other: usize| {
+            let slot = (*self.rails.get(rail)?.1.get(other)?)?;
+            key.is_at(other).then_some((rail, other, slot))
+        };
         let rail = near.unwrap_or_else(|| usize::from(operation.rail.0) % self.rails.len());
-        let other = far.unwrap_or(rail % self.peer_rails);
-        let slot = (*self.rails.get(rail)?.1.get(other)?)?;
-        Some((rail, other, slot))
+        way(rail, far.unwrap_or(rail % self.peer_rails)).or_else(|| {
+            // A NIC is missing at one of the ends.
+            let rails = near.map_or(0..self.rails.len(), |rail| rail..rail + 1);
+            let others = far.map_or(0..self.peer_rails, |other| other..other + 1);
+            let pairs = rails.flat_map(|rail| others.clone().map(move |other| (rail, other)));
+            let load = |rail: usize| self.connection.loads[rail].operations.load(Ordering::Relaxed);
+            pairs.filter_map(|(rail, other)| way(rail, other)).min_by_key(|&(rail, ..)| load(rail))
+        })
     }
 
     fn start(&self, here: &Layout, operation: Operation, key: &Key, jobs: &mut [Vec<Job>]) {
         let Some((rail, other, peer)) = self.rails_for(here, &operation, key) else {
-            let error = Error::protocol("memory at a rail that the peer has not introduced");
-            return operation.complete(Err(error));
+            return operation.complete(Err(Error::transport(NAME, NOT_OPEN)));
         };
         match key.place(other, operation.remote.offset) {
             Ok((address, key)) => {
@@ -268,11 +296,12 @@ impl Endpoint for FabricEndpoint {
     }
 
     fn load(&self) -> Vec<RailLoad> {
-        let load = |((rail, load), (progress, _)): ((usize, &Load), &(Arc<Progress>, Vec<_>))| RailLoad {
+        let load = |((rail, load), (progress, slots)): ((usize, &Load), &(Arc<Progress>, Vec<_>))| RailLoad {
             rail: RailId(u16::try_from(rail).unwrap_or(u16::MAX)),
             operations: load.operations.load(Ordering::Relaxed),
             bytes: load.bytes.load(Ordering::Relaxed),
-            credits: progress.credits(),
+            // One that knows no rail of the peer is not to be chosen while another has room.
+            credits: if slots.iter().any(Option::is_some) { progress.credits() } else { 0 },
         };
         self.connection.loads.iter().enumerate().zip(&self.rails).map(load).collect()
     }
@@ -288,5 +317,27 @@ impl Endpoint for FabricEndpoint {
             // A thread that has ended completes what is sent to it; the tick only guards against a lost wake.
             while tokio::time::timeout(Duration::from_secs(1), self.connection.idle()).await.is_err() {}
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{Incarnation, MemberId};
+
+    fn connection() -> Connection {
+        Connection::new(PeerId { member: MemberId(1), incarnation: Incarnation(1) }, 2)
+    }
+
+    #[test]
+    fn a_connection_without_a_nic_ends_in_time_because_of_that_one() {
+        let (early, late, whole) = (connection(), connection(), connection());
+        early.lacks(1, Instant::now() + Duration::from_secs(3600));
+        late.lacks(1, Instant::now());
+        assert_eq!((early.state(), whole.state()), (EndpointState::Ready, EndpointState::Ready));
+        assert!(matches!(late.state(), EndpointState::Failed(Error::TransportFailed { .. })));
+        assert!(late.check().is_err());
+        let rails = [&early, &late, &whole].map(|connection| connection.failed_rail.load(Ordering::Relaxed));
+        assert_eq!(rails, [NO_RAIL, 1, NO_RAIL]);
     }
 }

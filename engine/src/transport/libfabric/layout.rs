@@ -2,7 +2,7 @@
 //!
 //! Invariants
 //! - Registrations lie side by side and cover the region, in order.
-//! - All rails have all of it, or each byte is at one rail.
+//! - All rails have all of it, but for those whose endpoints are closed, or each byte is at one rail.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -26,7 +26,7 @@ pub(super) struct Part {
 /// The registrations of a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Layout {
-    /// At every rail, one registration each so many bytes, or a single one.
+    /// At every rail that is open, one registration each so many bytes, or a single one.
     Everywhere(Option<u64>),
     /// Each at one rail.
     Divided(Vec<Part>),

@@ -4,16 +4,18 @@
 //! - Whoever is told that the peer is ready is known there: to each rail that may get operations of ours.
 //! - Rail `i` of this host talks to rail `i` of the peer, modulo their number. Where one of the two shares regions out among its
 //!   rails, each rail talks to every rail: a byte may be at one alone.
+//! - A rail whose endpoint is not open talks to none, and one whose partner is not open to another, as long as there is one. The
+//!   connection is made again after [`PARTIAL_MAX`]: by then it may be open.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use super::endpoint::{Connection, FabricEndpoint, Memories};
+use super::endpoint::{Connection, FabricEndpoint, Memories, Slots};
 use super::progress::Command;
-use super::wire::Greeting;
-use super::{Fabric, NAME, unavailable};
+use super::wire::{Greeting, is_open};
+use super::{Fabric, NAME, NOT_OPEN, unavailable};
 use crate::error::Error;
 use crate::transport::Exchange;
 use crate::types::PeerId;
@@ -21,6 +23,9 @@ use crate::types::PeerId;
 /// How often a peer is asked whether it knows our addresses, and the pause between.
 const GREETINGS_MAX: usize = 200;
 const GREETING_PAUSE: Duration = Duration::from_millis(5);
+/// How long a connection is used that was made without a rail. To make it again costs what is under way on it, for nothing where
+/// a NIC does not come back.
+const PARTIAL_MAX: Duration = Duration::from_secs(300);
 
 /// What a peer told us of itself, and the answers of the NICs that were to learn it.
 pub(super) struct Acquaintance {
@@ -36,6 +41,23 @@ fn pairs(own: usize, theirs: usize, all: bool) -> Vec<(usize, usize)> {
         return (0..own).flat_map(|rail| (0..theirs).map(move |other| (rail, other))).collect();
     }
     (0..own).map(|rail| (rail, rail % theirs)).collect()
+}
+
+/// The same for what is open at these addresses.
+fn open_pairs(own: &[Vec<u8>], theirs: &[Vec<u8>], all: bool) -> Vec<(usize, usize)> {
+    let open = |addresses: &[Vec<u8>]| -> Vec<usize> {
+        (0..addresses.len()).filter(|&rail| is_open(&addresses[rail])).collect()
+    };
+    let (own, open_theirs) = (open(own), open(theirs));
+    if all {
+        return own.iter().flat_map(|&rail| open_theirs.iter().map(move |&other| (rail, other))).collect();
+    }
+    let partner = |rail: usize| {
+        let usual = rail % theirs.len().max(1);
+        let is_there = open_theirs.contains(&usual);
+        if is_there { Some(usual) } else { open_theirs.get(rail % open_theirs.len().max(1)).copied() }
+    };
+    own.into_iter().filter_map(|rail| Some((rail, partner(rail)?))).collect()
 }
 
 impl Fabric {
@@ -91,21 +113,47 @@ impl Fabric {
         Err(Error::transport(NAME, "the peer's NICs do not take our addresses"))
     }
 
+    /// Has the NICs that are open learn the addresses of the peer's rails that they talk to. One that does not is left out, as
+    /// long as another does.
+    async fn learn(
+        &self,
+        own: &[Vec<u8>],
+        greeting: &Greeting,
+        connection: &Arc<Connection>,
+    ) -> Result<Slots, Error> {
+        let all = self.is_divided() || greeting.is_divided;
+        let theirs = &greeting.addresses;
+        let open = open_pairs(own, theirs, all);
+        let answers = self.introduce(connection.peer, theirs, &open, Some(connection));
+        let none = vec![None; theirs.len()];
+        let mut rails: Slots =
+            self.nics.iter().map(|nic| (Arc::clone(&nic.progress), none.clone())).collect();
+        let mut refusal = Error::transport(NAME, NOT_OPEN);
+        for ((rail, other), answer) in open.into_iter().zip(answers) {
+            match answer.await.unwrap_or(Err(Error::Closed)) {
+                Ok(slot) => rails[rail].1[other] = Some(slot),
+                Err(error) => refusal = error,
+            }
+        }
+        if rails.iter().all(|(_, slots)| slots.iter().all(Option::is_none)) {
+            return Err(refusal);
+        }
+        let mut wanted = pairs(own.len(), theirs.len(), all).into_iter();
+        if let Some((rail, other)) = wanted.find(|&(rail, other)| rails[rail].1[other].is_none()) {
+            let peer = connection.peer;
+            tracing::warn!(%peer, rail, other, "connected without a NIC that is not open, here or at the peer");
+            connection.lacks(rail, Instant::now() + PARTIAL_MAX);
+        }
+        Ok(rails)
+    }
+
     /// Connects to `peer`: both ends know each other's addresses afterwards.
     pub(super) async fn meet(&self, peer: PeerId, exchange: &dyn Exchange) -> Result<FabricEndpoint, Error> {
         let mut own = self.own_addresses();
         let (greeting, connection, rails) = loop {
             let greeting = self.greet(&own, exchange).await?;
             let connection = Arc::new(Connection::new(peer, self.nics.len()));
-            let all = self.is_divided() || greeting.is_divided;
-            let pairs = pairs(self.nics.len(), greeting.addresses.len(), all);
-            let answers = self.introduce(peer, &greeting.addresses, &pairs, Some(&connection));
-            let none = vec![None; greeting.addresses.len()];
-            let mut rails: Vec<_> =
-                self.nics.iter().map(|nic| (Arc::clone(&nic.progress), none.clone())).collect();
-            for ((rail, other), answer) in pairs.into_iter().zip(answers) {
-                rails[rail].1[other] = Some(answer.await.unwrap_or(Err(Error::Closed))?);
-            }
+            let rails = self.learn(&own, &greeting, &connection).await?;
             // An endpoint that was opened again meanwhile has another address than the peer knows; one that is
             // opened again from now on fails the connection.
             let now = self.own_addresses();
@@ -122,7 +170,7 @@ impl Fabric {
         Ok(FabricEndpoint::new(connection, rails, peer_rails, self.capabilities.operations_max, memories))
     }
 
-    /// Answers a peer that connects: ready when all NICs know the addresses that it may use.
+    /// Answers a peer that connects: ready when all NICs that are open know the addresses that it may use.
     pub(super) fn answer_greeting(&self, peer: PeerId, request: &[u8]) -> Result<Vec<u8>, Error> {
         let greeting = Greeting::decode(request)?;
         self.check_greeting(&greeting)?;
@@ -135,9 +183,13 @@ impl Fabric {
         if !is_known {
             let all = self.is_divided() || is_divided;
             // Each of our NICs posts to one rail of the peer, and each rail of the peer posts to one of our NICs.
-            let (ours, theirs) = (self.nics.len(), addresses.len());
-            let mut pairs = pairs(ours, theirs, all);
-            pairs.extend((ours..theirs).filter(|_| !all).map(|other| (other % ours, other)));
+            let mut pairs = open_pairs(&own, &addresses, all);
+            pairs.extend(open_pairs(&addresses, &own, all).into_iter().map(|(other, rail)| (rail, other)));
+            pairs.sort_unstable();
+            pairs.dedup();
+            if pairs.is_empty() {
+                return Err(Error::transport(NAME, NOT_OPEN));
+            }
             let pending = self.introduce(peer, &addresses, &pairs, None);
             acquaintances.insert(peer, Acquaintance { addresses, is_divided, own: own.clone(), pending });
         }
@@ -163,5 +215,35 @@ impl Fabric {
         let is_ready = acquaintances.get(&peer).is_some_and(|known| known.pending.is_empty());
         let (provider, is_divided) = (self.provider.clone(), self.is_divided());
         Ok(Greeting { is_ready, is_divided, provider, addresses: own }.encode())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn addresses(open: &[bool]) -> Vec<Vec<u8>> {
+        open.iter().map(|&is_open| vec![0, u8::from(is_open)]).collect()
+    }
+
+    #[test]
+    fn a_rail_that_is_not_open_talks_to_none_and_its_partner_to_another() {
+        let pairs = |own: &[bool], theirs: &[bool], all| open_pairs(&addresses(own), &addresses(theirs), all);
+        let (open, closed) = (true, false);
+        assert_eq!(pairs(&[open, closed], &[open, open], false), [(0, 0)]);
+        assert_eq!(pairs(&[open, open], &[open, closed], false), [(0, 0), (1, 0)]);
+        assert_eq!(pairs(&[open], &[closed, open], false), [(0, 1)]);
+        assert_eq!(pairs(&[closed, open], &[open, closed], true), [(1, 0)]);
+        assert_eq!(pairs(&[closed], &[open], false), []);
+        assert_eq!(pairs(&[open], &[closed, closed], true), []);
+    }
+
+    proptest! {
+        #[test]
+        fn rails_that_are_all_open_talk_as_they_always_did(own in 1_usize..8, theirs in 1_usize..8, all: bool) {
+            let open = |rails| addresses(&vec![true; rails]);
+            prop_assert_eq!(open_pairs(&open(own), &open(theirs), all), pairs(own, theirs, all));
+        }
     }
 }

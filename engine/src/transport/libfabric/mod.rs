@@ -17,6 +17,9 @@
 //!
 //! Where the processor stands in for the NIC, memory that peers may use is withdrawn by closing the endpoint, see `domain`.
 //!
+//! A NIC whose endpoint was closed and cannot be opened again is left out until it can be: peers are told that it has no address,
+//! and that it does not have what is registered meanwhile. Connections without it are made again in time, see `endpoint`.
+//!
 //! A NIC that refuses long registrations gets several for a region ([`FabricConfig::registration_bytes_max`]): every
 //! rail registers all of it, in pieces, and an operation across a boundary is several to the NIC and one to its caller.
 //!
@@ -79,9 +82,11 @@ use meeting::Acquaintance;
 use progress::{Command, Progress};
 use registered::Portion;
 use shares::{Pages, Taken};
-use wire::{KEYS_MAX, KEYS_NAME, Key, PARTS_MAX, PARTS_NAME};
+use wire::{KEYS_MAX, KEYS_NAME, Key, NO_KEY, PARTS_MAX, PARTS_NAME};
 
 const NAME: &str = "libfabric";
+/// Why there is no way, or no place for memory, where endpoints could not be opened again.
+const NOT_OPEN: &str = "the NICs that are needed are not open";
 
 /// Variable and value that turn libfabric's cache of registrations off, see fi_mr(3).
 pub const REGISTRATION_CACHE: (&str, &str) = ("FI_MR_CACHE_MAX_COUNT", "0");
@@ -89,8 +94,9 @@ pub const REGISTRATION_CACHE: (&str, &str) = ("FI_MR_CACHE_MAX_COUNT", "0");
 /// The thread of a NIC, and the NIC's address.
 struct NicHandle {
     progress: Arc<Progress>,
+    /// All zeros while its endpoint cannot be opened.
     name: Arc<Mutex<Vec<u8>>>,
-    /// Keys of the regions, where they change with the NIC's endpoint.
+    /// Keys of the regions, where they are not those of the first registration.
     keys: Arc<Mutex<HashMap<RegionId, Vec<u64>>>>,
 }
 
@@ -141,6 +147,12 @@ impl Fabric {
         })
     }
 
+    /// The rails whose endpoints are open.
+    fn open_rails(&self) -> Vec<RailId> {
+        let is_open = |(_, nic): &(&Rail, &NicHandle)| wire::is_open(&nic.name.lock());
+        self.rails.iter().zip(&self.nics).filter(is_open).map(|(rail, _)| rail.id).collect()
+    }
+
     /// Which rail is to have which bytes of `region`, whose pages were `taken` where they are counted.
     fn layout_of(&self, region: &Region, taken: Option<&Taken>) -> Result<Layout, Error> {
         match taken.and_then(|taken| taken.parts.clone()) {
@@ -152,7 +164,8 @@ impl Fabric {
         }
     }
 
-    /// Registers `region` with each NIC that has a part of it. Returns the keys in the order in which peers get them.
+    /// Registers `region` with each NIC that has a part of it. Returns the keys in the order in which peers get them, of which
+    /// those at a NIC that is not open are [`NO_KEY`].
     fn register_parts(
         &self,
         id: RegionId,
@@ -183,7 +196,13 @@ impl Fabric {
         }
         let rails = self.rails.iter().map(|rail| rail.id);
         let keys = layout.collect_keys(rails, |rail| keys.get(&rail).cloned());
-        keys.ok_or_else(|| Error::transport(NAME, "a NIC gave too few keys"))
+        let keys = keys.ok_or_else(|| Error::transport(NAME, "a NIC gave too few keys"))?;
+        let is_missing = |key: &u64| *key == NO_KEY;
+        let is_within_reach = match layout {
+            Layout::Everywhere(_) => !keys.iter().all(is_missing),
+            Layout::Divided(_) => !keys.iter().any(is_missing),
+        };
+        if is_within_reach { Ok(keys) } else { Err(Error::transport(NAME, NOT_OPEN)) }
     }
 }
 
@@ -203,7 +222,12 @@ impl Transport for Fabric {
     fn register(&self, id: RegionId, region: &Arc<Region>) -> Result<Vec<u8>, Error> {
         let taken = match &self.pages {
             Some(pages) => {
-                Some(pages.take(Wanted { bytes: region.length().get(), page_bytes: region.page_bytes() })?)
+                let rails = self.open_rails();
+                if rails.is_empty() {
+                    return Err(Error::transport(NAME, NOT_OPEN));
+                }
+                let wanted = Wanted { bytes: region.length().get(), page_bytes: region.page_bytes() };
+                Some(pages.take(wanted, &rails)?)
             }
             None => None,
         };
@@ -234,10 +258,15 @@ impl Transport for Fabric {
     }
 
     fn renewed_key(&self, id: RegionId, first: &[u8]) -> Option<Vec<u8>> {
+        let renewed: Vec<_> = self.nics.iter().map(|nic| nic.keys.lock().get(&id).cloned()).collect();
+        if renewed.iter().all(Option::is_none) {
+            return None;
+        }
         let key = Key::decode(first).ok()?;
         let rails = self.rails.iter().map(|rail| rail.id);
-        let of_rail = |rail: RailId| self.nics[usize::from(rail.0)].keys.lock().get(&id).cloned();
-        Some(Key { keys: key.layout.collect_keys(rails, of_rail)?, ..key }.encode())
+        let of_rail = |rail: RailId| renewed[usize::from(rail.0)].clone().or_else(|| key.keys_at(rail));
+        let keys = key.layout.collect_keys(rails, of_rail)?;
+        Some(Key { keys, ..key }.encode())
     }
 
     fn unregister(&self, id: RegionId) -> BoxFuture<'_, ()> {

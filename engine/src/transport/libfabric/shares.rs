@@ -98,16 +98,20 @@ impl Pages {
         Arc::new(Self { most, left: Mutex::new(left) })
     }
 
-    /// Takes the pages of a region.
+    /// Takes the pages of a region at `rails`: where those are not all, each byte is at one of them.
     ///
     /// # Errors
-    /// [`Error::OverBudget`] when all rails together have too few pages left.
-    pub(super) fn take(self: &Arc<Self>, wanted: Wanted) -> Result<Taken, Error> {
+    /// [`Error::OverBudget`] when all of them together have too few pages left.
+    pub(super) fn take(self: &Arc<Self>, wanted: Wanted, rails: &[RailId]) -> Result<Taken, Error> {
         let mut left = self.left.lock();
         let Left { pages, shortage } = &mut *left;
-        let budgets: Vec<Budget> =
-            (0..).zip(pages.iter()).map(|(rail, &pages)| Budget { rail: RailId(rail), pages }).collect();
-        let planned = budget::plan(wanted, &budgets);
+        let all = (0..).zip(pages.iter()).map(|(rail, &pages)| Budget { rail: RailId(rail), pages });
+        let budgets: Vec<Budget> = all.filter(|budget| rails.contains(&budget.rail)).collect();
+        let planned = if budgets.len() == pages.len() {
+            budget::plan(wanted, &budgets)
+        } else {
+            budget::share_out(wanted, &budgets).map(Registration::Divided)
+        };
         let mut take = |rail: RailId, count: u64| {
             let place = usize::from(rail.0);
             pages[place] -= count;
@@ -185,11 +189,12 @@ mod tests {
     #[test]
     fn pages_are_free_again_when_the_last_who_holds_them_lets_go() {
         let pages = Pages::new(10, 2);
-        let whole = pages.take(wanted(6)).unwrap();
+        let take = |count| pages.take(wanted(count), &[RailId(0), RailId(1)]);
+        let whole = take(6).unwrap();
         assert!(whole.parts.is_none() && whole.shares.len() == 2);
-        let divided = pages.take(wanted(7)).unwrap();
+        let divided = take(7).unwrap();
         assert_eq!(divided.parts.as_ref().unwrap().len(), 2);
-        let refused = pages.take(wanted(2)).unwrap_err();
+        let refused = take(2).unwrap_err();
         let numbers = Error::OverBudget { transport: NAME, need: 2, left: 1, budget: 20, page_bytes: 4096 };
         assert_eq!(refused, numbers);
         let held = divided.share(RailId(0)).unwrap();
@@ -197,7 +202,22 @@ mod tests {
         assert_eq!(pages.left.lock().pages, [6, 10]);
         drop(held);
         assert_eq!(pages.left.lock().pages, [10, 10]);
-        assert!(pages.take(wanted(10)).is_ok());
+        assert!(take(10).is_ok());
+    }
+
+    #[test]
+    fn a_rail_that_is_not_open_is_given_no_pages() {
+        let pages = Pages::new(10, 3);
+        let take = |count| pages.take(wanted(count), &[RailId(1), RailId(2)]);
+        let one = take(4).unwrap();
+        assert_eq!(one.parts, Some(vec![Part { rail: RailId(1), from: 0, bytes: 4 * 4096 }]));
+        assert_eq!(pages.left.lock().pages, [10, 6, 10]);
+        assert!(one.share(RailId(0)).is_none());
+        let refused = take(17).unwrap_err();
+        let numbers = Error::OverBudget { transport: NAME, need: 17, left: 16, budget: 20, page_bytes: 4096 };
+        assert_eq!(refused, numbers);
+        assert_eq!(take(16).unwrap().shares.len(), 2);
+        assert_eq!(pages.left.lock().pages, [10, 6, 10]);
     }
 
     #[test]

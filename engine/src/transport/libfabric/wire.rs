@@ -4,16 +4,18 @@
 //!
 //! Handshake: `TLF1`, a byte, length of the provider's name u8, the name, number of rails u8, and for each the length of its
 //! address u16 and the address. The byte is 0 or `is_ready` 1 with `is_divided` 2: older engines take all but 0 for ready, so 2
-//! is never alone.
+//! is never alone. An address of zeros is that of a NIC whose endpoint is closed: providers refuse it, and with it older engines.
 //! Key: version u8, access u8, bytes of a key u8 (4 or 8), number of rails u8, base u64, length of the region u64, and
 //! the keys. Version 1 has one for each rail: 20 bytes and 8 for each at most. Version 2 is for regions of several
 //! registrations side by side: before the keys stands the length of a registration u64 (the last may be shorter), and
 //! then come all keys of the first rail, all of the second, and so on. Version 3 is for regions of which each rail has a part:
 //! the number of parts u8, and for each the rail that has it u8, its length u64 and its key. Version 1 is written wherever it
 //! is enough, since older engines know no other; the others travel under names ([`KEYS_NAME`], [`PARTS_NAME`]) that those pass
-//! over who do not know them.
+//! over who do not know them. Of a rail that does not have the region, the keys are [`NO_KEY`].
 //! Limits: [`RAILS_MAX`]; [`REGISTRATIONS_MAX`] registrations; [`KEYS_MAX`] keys or [`PARTS_MAX`] parts, which fit
 //! [`KEY_BYTES_MAX`].
+
+use libfabric_sys as fi;
 
 use super::layout::{Layout, Part};
 use super::registered::REGISTRATIONS_MAX;
@@ -32,6 +34,8 @@ pub(super) const KEYS_NAME: &str = "libfabric/2";
 pub(super) const PARTS_MAX: usize = 112;
 /// Name under which keys of version 3 travel.
 pub(super) const PARTS_NAME: &str = "libfabric/3";
+/// Key of a region at a rail that does not have it. The library gives it to no memory.
+pub(super) const NO_KEY: u64 = fi::FI_KEY_NOTAVAIL;
 const KEY_VERSION: u8 = 1;
 /// Version of a key with several registrations.
 const KEYS_VERSION: u8 = 2;
@@ -48,6 +52,11 @@ const _: () = const {
 const MAGIC: &[u8; 4] = b"TLF1";
 /// No provider's address is longer (sockaddr_un, at 110 bytes, is the longest known).
 const ADDRESS_BYTES_MAX: usize = 256;
+
+/// Whether an address of the handshake is that of a NIC whose endpoint is open.
+pub(super) fn is_open(address: &[u8]) -> bool {
+    address.iter().any(|&byte| byte != 0)
+}
 
 /// One side of the handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,6 +138,28 @@ impl Key {
     fn chunks(&self, chunk_bytes: Option<u64>) -> usize {
         let count = chunk_bytes.map_or(1, |chunk| self.length.div_ceil(chunk.max(1)));
         usize::try_from(count).unwrap_or(usize::MAX).max(1)
+    }
+
+    /// The keys at the owner's `rail`, in order. `None` where it has said nothing of that.
+    pub(super) fn keys_at(&self, rail: RailId) -> Option<Vec<u64>> {
+        match &self.layout {
+            Layout::Everywhere(chunk_bytes) => {
+                let chunks = self.chunks(*chunk_bytes);
+                let first = usize::from(rail.0).checked_mul(chunks)?;
+                self.keys.get(first..first.checked_add(chunks)?).map(<[u64]>::to_vec)
+            }
+            Layout::Divided(parts) => {
+                let of_rail = parts.iter().zip(&self.keys).filter(|(part, _)| part.rail == rail);
+                Some(of_rail.map(|(_, &key)| key).collect())
+            }
+        }
+    }
+
+    /// Whether the owner's `rail` has what the layout says that it has.
+    pub(super) fn is_at(&self, rail: usize) -> bool {
+        let Layout::Everywhere(chunk_bytes) = &self.layout else { return true };
+        // A rail registers all of a region or nothing.
+        self.keys.get(rail.saturating_mul(self.chunks(*chunk_bytes))) != Some(&NO_KEY)
     }
 
     /// Address and key of the byte at `offset`, which lies in the region, at a rail of the owner.

@@ -12,10 +12,30 @@ use super::super::nic::ffi::Failure;
 use super::super::port::ffi::Port;
 use super::super::registered::Portion;
 use super::super::registration::ffi::Registration;
+use super::super::wire::NO_KEY;
 use super::{Domain, SWEEP};
 use crate::error::Error;
 use crate::memory::{Access, MemorySlice, PageKind, Region};
 use crate::types::{ByteCount, RegionId};
+
+/// Pause before an endpoint that cannot be opened is tried again; then twice as long each time, up to the longest.
+const OPEN_PAUSE: Duration = Duration::from_millis(100);
+const OPEN_PAUSE_MAX: Duration = Duration::from_secs(30);
+
+/// An endpoint that could not be opened.
+pub(super) struct Closed {
+    /// When it is tried again.
+    until: Instant,
+    pause: Duration,
+}
+
+impl Closed {
+    /// It could not be opened at `now`, as `before`.
+    fn again(before: Option<&Self>, now: Instant) -> Self {
+        let pause = before.map_or(OPEN_PAUSE, |before| OPEN_PAUSE_MAX.min(before.pause * 2));
+        Self { until: now + pause, pause }
+    }
+}
 
 /// An endpoint that the provider has not closed yet, and what was in flight there by slot, with the error that will
 /// end it.
@@ -27,7 +47,7 @@ pub(super) struct Grave {
 impl Domain {
     pub(super) fn open_port(&mut self) -> Result<(), Failure> {
         let port = Port::open(&self.nic, self.settings.slots, self.settings.write_flags)?;
-        *self.name.lock() = port.name()?;
+        let name = port.name()?;
         if self.settings.write_flags & fi::FI_DELIVERY_COMPLETE == 0 {
             let region = Region::anonymous(ByteCount(4096), PageKind::Base, Access::Read);
             let region = Arc::new(region.map_err(|error| Failure {
@@ -40,17 +60,38 @@ impl Domain {
             let byte = MemorySlice::new(&region, RegionId(u64::MAX), 0, ByteCount(1));
             self.scratch = byte.ok().map(|byte| (byte, registration));
         }
+        *self.name.lock() = name;
         self.port = Some(port);
+        self.closed = None;
         self.bind_again();
         Ok(())
     }
 
-    /// Registers what was registered with the endpoint before this one.
+    /// Registers what was registered with the endpoint before this one, or came while there was none.
     pub(super) fn bind_again(&mut self) {
         for (id, portion) in std::mem::take(&mut self.unbound) {
-            if let Err(error) = self.register(id, portion.clone()) {
-                tracing::warn!(region = %id, %error, "a region is not reachable through a NIC for now");
-                self.unbound.push((id, portion));
+            match self.register(id, portion.clone()) {
+                Ok(keys) => {
+                    self.keys.lock().insert(id, keys);
+                }
+                Err(error) => {
+                    tracing::warn!(region = %id, %error, "a region is not reachable through a NIC for now");
+                    self.unbound.push((id, portion));
+                }
+            }
+        }
+    }
+
+    /// Tries again to open an endpoint that could not be opened, when it is time to.
+    pub(super) fn open_closed(&mut self, now: Instant) {
+        if self.closed.as_ref().is_none_or(|closed| now < closed.until) {
+            return;
+        }
+        match self.open_port() {
+            Ok(()) => tracing::info!("the endpoint of a NIC is open again"),
+            Err(failure) => {
+                tracing::debug!(error = %failure, "the endpoint of a NIC is still closed");
+                self.closed = Some(Closed::again(self.closed.as_ref(), now));
             }
         }
     }
@@ -65,7 +106,9 @@ impl Domain {
         }
         let ended = self.close_port(&error);
         if let Err(failure) = self.open_port() {
-            tracing::warn!(error = %failure, "the endpoint of a NIC stays closed");
+            tracing::warn!(error = %failure, "the endpoint of a NIC stays closed for now; the others are used");
+            self.name.lock().fill(0);
+            self.closed = Some(Closed::again(self.closed.as_ref(), Instant::now()));
         }
         ended.into_iter().for_each(|(job, error)| job.complete(Err(error)));
     }
@@ -76,9 +119,10 @@ impl Domain {
         if !self.nic.binds_memory() {
             return;
         }
-        self.keys.lock().clear();
         for (id, registered) in self.regions.drain() {
-            self.fresh_keys.retire(registered.keys());
+            let keys = registered.keys();
+            self.keys.lock().insert(id, vec![NO_KEY; keys.len()]);
+            self.fresh_keys.retire(keys);
             self.unbound.push((id, registered.withdraw()));
         }
         if let Some((_, registration)) = &self.scratch {
@@ -178,5 +222,23 @@ impl Domain {
             flights.into_iter().flatten().for_each(|(job, error)| job.complete(Err(error)));
         }
         ended.into_iter().for_each(|(job, error)| job.complete(Err(error)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_that_cannot_be_opened_is_tried_less_and_less_often() {
+        let now = Instant::now();
+        let mut closed = Closed::again(None, now);
+        let mut pauses = Vec::new();
+        for _ in 0..20 {
+            pauses.push(closed.until.duration_since(now).as_millis());
+            closed = Closed::again(Some(&closed), now);
+        }
+        assert_eq!(pauses[..4], [100, 200, 400, 800]);
+        assert!(pauses[9..].iter().all(|&pause| pause == 30_000), "{pauses:?}");
     }
 }

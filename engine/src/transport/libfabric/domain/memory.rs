@@ -8,15 +8,21 @@
 
 use tokio::sync::oneshot;
 
-use super::super::NAME;
 use super::super::registered::{Portion, Registered};
+use super::super::wire::NO_KEY;
 use super::Domain;
 use crate::error::Error;
 use crate::types::RegionId;
 
 impl Domain {
+    /// Registers what `portion` says. Returns its keys: [`NO_KEY`] where there is no endpoint, with which it is registered then
+    /// when there is one.
     pub(super) fn register(&mut self, id: RegionId, portion: Portion) -> Result<Vec<u64>, Error> {
-        let port = self.port.as_ref().ok_or_else(|| Error::transport(NAME, "the NIC is not open"))?;
+        let Some(port) = self.port.as_ref() else {
+            let keys = vec![NO_KEY; portion.ranges.len()];
+            self.unbound.push((id, portion));
+            return Ok(keys);
+        };
         let registered = Registered::new(port, portion, &mut self.fresh_keys)?;
         let keys = registered.keys();
         if self.nic.binds_memory() {

@@ -24,6 +24,7 @@ impl Domain {
         connection: Option<Arc<Connection>>,
     ) -> Result<u64, Error> {
         let to_error = |failure: Failure| Error::transport(NAME, failure.to_string());
+        // Who asks for this was told of an endpoint that is closed since.
         if self.port.is_none() {
             self.open_port().map_err(to_error)?;
         }

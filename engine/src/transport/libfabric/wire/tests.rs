@@ -148,6 +148,28 @@ fn each_version_of_a_key_is_these_bytes() {
 }
 
 #[test]
+fn a_rail_that_does_not_have_a_region_is_told_from_one_that_has() {
+    let key = |layout, keys| Key { access: Access::Read, base: 0, length: 6, layout, keys };
+    let one = key(Layout::Everywhere(None), vec![7, NO_KEY, 8]);
+    assert_eq!(Key::decode(&one.encode()), Ok(one.clone()));
+    assert_eq!([0, 1, 2].map(|rail| one.is_at(rail)), [true, false, true]);
+    assert_eq!([1, 2, 3].map(|rail| one.keys_at(RailId(rail))), [Some(vec![NO_KEY]), Some(vec![8]), None]);
+    let several = key(Layout::Everywhere(Some(3)), vec![NO_KEY, NO_KEY, 1, 2]);
+    assert_eq!(Key::decode(&several.encode()), Ok(several.clone()));
+    assert_eq!([0, 1].map(|rail| several.is_at(rail)), [false, true]);
+    assert_eq!([1, 2].map(|rail| several.keys_at(RailId(rail))), [Some(vec![1, 2]), None]);
+    let part = |rail, from| Part { rail: RailId(rail), from, bytes: 2 };
+    let parts = key(Layout::Divided(vec![part(1, 0), part(0, 2), part(1, 4)]), vec![3, 4, 5]);
+    assert_eq!([0, 1, 2].map(|rail| parts.keys_at(RailId(rail))), [vec![4], vec![3, 5], vec![]].map(Some));
+}
+
+#[test]
+fn an_address_of_zeros_is_that_of_no_nic() {
+    assert!(is_open(&[0, 0, 7]));
+    assert!(!is_open(&[0; 32]) && !is_open(&[]));
+}
+
+#[test]
 fn an_older_engine_takes_no_peer_for_ready_that_is_not() {
     let greeting = |is_ready| Greeting {
         is_ready,
