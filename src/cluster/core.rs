@@ -33,7 +33,7 @@ use super::deciding::Unsettled;
 use super::draining::Draining;
 use super::giving_back::GivingBack;
 use super::gone::AllGone;
-use super::lending::Loans;
+use super::lending::{Loans, registers_slowly};
 use super::letting_go::LetGo;
 use super::member::{ClusterId, Member, View};
 use super::object::Holder;
@@ -90,6 +90,8 @@ pub(super) struct Core {
     pub(super) holder: Weak<dyn Holder>,
     pub(super) carrier: Speaking,
     pub(super) engine: Option<Engine>,
+    /// Whether what is lent is to be registered where nobody else waits.
+    pub(super) registers_slowly: bool,
     pub(super) seen: RwLock<Arc<Seen>>,
     /// The catalog that this member serves. Held for the keys of one message, in slices.
     pub(super) owner: Mutex<Owner>,
@@ -171,6 +173,7 @@ impl Core {
             registration: OnceLock::new(),
             holder,
             carrier: Speaking::new(carrier, protocol),
+            registers_slowly: engine.as_ref().is_some_and(registers_slowly),
             engine,
             seen: RwLock::new(Arc::new(Seen { view, map, is_alone: true })),
             owner: Mutex::new(Owner::new(me.member, tombstones, watches)),

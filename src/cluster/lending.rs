@@ -5,6 +5,8 @@
 //!   and the holder's hold dropped then.
 //! - A loan ends when the reader gives it back, when the reader's connection ends, or when its time is over.
 //!
+//! Threads: those of the runtime, which carry all else between members: where to register memory may take long, one that may
+//! block.
 //! Limits: [`LOANS_MAX`] loans at once, or half of `vm.max_map_count`, as each is a mapping; beyond, the object is not lent, and the reader goes elsewhere.
 
 use std::collections::BTreeMap;
@@ -13,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tidefs_engine::engine::{Answer, Engine};
+use tidefs_engine::engine::{Answer, Engine, TransportName};
 use tidefs_engine::memory::{Access, Region};
 use tidefs_engine::types::{ByteCount, PeerId, RegionId};
 use tokio::runtime::Handle;
@@ -35,6 +37,11 @@ const MAPPINGS: usize = 65_530;
 /// Loans at once where a process may have so many mappings: each is one, and half of them are for everything else.
 fn loans_max(mappings: usize) -> usize {
     LOANS_MAX.min(mappings / 2)
+}
+
+/// Whether to register memory may take long: a NIC pins its pages, on a thread that may have an endpoint to open first.
+pub(super) fn registers_slowly(engine: &Engine) -> bool {
+    engine.descriptor().transports.iter().any(|name| name == TransportName::Libfabric.as_str())
 }
 
 /// How many mappings the kernel allows.
@@ -132,8 +139,17 @@ impl Core {
                 (Lending::Inline { bytes, checksum }, length)
             }
             LentBytes::Segment(file, length) => {
-                let lending = self.lend_region(reader, lend.for_ms, lent.hold, file, length, checksum)?;
-                (lending, length.get())
+                let (for_ms, hold) = (lend.for_ms, lent.hold);
+                let lending = if self.registers_slowly {
+                    let core = Arc::clone(self);
+                    let lending = self.runtime.spawn_blocking(move || {
+                        core.lend_region(reader, for_ms, hold, file, length, checksum)
+                    });
+                    lending.await.map_err(|error| error.to_string())?
+                } else {
+                    self.lend_region(reader, for_ms, hold, file, length, checksum)
+                };
+                (lending?, length.get())
             }
         };
         self.counters.lent.increment();

@@ -217,7 +217,8 @@ impl Engine {
         self.inner.links.addresses()
     }
 
-    /// Makes `region` usable in requests, here and by connected peers.
+    /// Makes `region` usable in requests, here and by connected peers. May block while a NIC registers it, whose thread may have
+    /// an endpoint to open first; other transports do it at once.
     ///
     /// # Errors
     /// When no transport can register it: what the last of them says.

@@ -11,6 +11,7 @@ mod history;
 mod host;
 mod late;
 mod leaving;
+mod lending;
 mod members;
 mod memory;
 mod network;

@@ -11,9 +11,11 @@
 //! vector. Rail `i` of this host talks to rail `i` of the peer, modulo their number.
 //!
 //! libfabric keeps registrations in a cache of its own, for programs that register the same memory again and again: a
-//! withdrawn region then stays within reach of peers that know its key, on verbs and on EFA. The engine registers each
-//! segment once and needs no such cache, so the process is to be started with [`REGISTRATION_CACHE`]; `open` warns where
-//! it is not. It is not set here: the environment of a process with several threads cannot be changed safely.
+//! withdrawn region then stays within reach of peers that know its key, on verbs and on EFA. A daemon registers what it
+//! lends and what it fetches each time, which such a cache would spare, and withdraws it when that is over, which the
+//! cache would undo: so the process is to be started with [`REGISTRATION_CACHE`]; `open` warns where it is not. It is not
+//! set here: the environment of a process with several threads cannot be changed safely. To register waits for the NIC's
+//! thread, and blocks who asks.
 //!
 //! Where the processor stands in for the NIC, memory that peers may use is withdrawn by closing the endpoint, see `domain`.
 //!
