@@ -47,6 +47,10 @@ pub(super) fn refusal(path: &KeyPath, error: &Error) -> ApiError {
         Error::TooLarge { .. } => {
             (ErrorCode::Conflict, Some("only a cache with more memory (memory.capacity) can hold it"))
         }
+        Error::AgreementsFull => (
+            ErrorCode::Conflict,
+            Some("remove directories that have one, or give fewer of them one of their own"),
+        ),
         Error::NotAgreed => {
             (ErrorCode::Unavailable, Some("`tidefs members` tells why it is away; try again when it is back"))
         }

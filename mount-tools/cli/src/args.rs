@@ -17,7 +17,8 @@ pub(crate) use self::spelling::Spelling;
 const TIMEOUT_MAX_S: u64 = 31_536_000;
 
 const EXIT_CODES: &str = "Exit codes: 0 it worked; 1 it failed; 2 wrong command line; 3 no such daemon or mount, or \
-                          with `bench --check` a target that was missed; 4 no such object.";
+                          with `bench --check` a target that was missed; 4 no such object or \
+                          directory in the cache.";
 
 /// Looks into and steers the tidefs daemons of this host.
 #[derive(Debug, Parser)]

@@ -275,7 +275,7 @@ fn who_is_back_just_before_what_it_held_is_forgotten_keeps_that_and_is_heard() {
         }
         core.link_up(start);
         Arc::clone(core).drop_member(start).await;
-        assert_eq!(core.owner.lock().copies_of(start.member), 1);
+        assert_eq!(core.owner.lock().copies_by_member().get(&start.member), Some(&1));
         two.write(&name, b"since", Stamp(6), soon()).await.unwrap();
         assert_eq!(one.read(&name, soon()).await.as_deref(), Some(&b"since"[..]));
     });
