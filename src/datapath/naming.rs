@@ -20,7 +20,7 @@ use hashbrown::HashMap;
 use tidefs_engine::types::{DirectoryId, ObjectCount};
 
 use super::burial::Doomed;
-use super::ssd::{object_key, parse_object_key};
+use super::ssd::{is_directory_key, object_key, parse_object_key};
 use super::{Datapath, Error, State};
 use crate::namespace::{Directory, Ino, Name, Slot};
 use crate::tier::memory::{ObjectRecord, RecordError};
@@ -117,7 +117,8 @@ impl State {
     fn give_name(&mut self, standing: &Standing, doomed: &mut Vec<Doomed>) -> bool {
         let Some(naming) = &mut self.naming else { return false };
         let tier = Arc::clone(&naming.tier);
-        if !tier.stands(standing) {
+        if !tier.stands(standing) || is_directory_key(&standing.record.key) {
+            // A directory that is not known is left to a start that can read what this one could not.
             return false;
         }
         let record = match ObjectRecord::decode(&standing.record.meta) {
