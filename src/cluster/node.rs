@@ -249,7 +249,8 @@ impl Cluster {
     /// are returned.
     ///
     /// # Errors
-    /// [`ClusterError::Coordinator`] when it was not reached before the deadline: nothing has changed then.
+    /// [`ClusterError::Coordinator`] when it was not reached before the deadline: nothing has changed then, but what was on its
+    /// way, as to a disk of the keeper that takes too long, may still come into force.
     /// # Cancellation
     /// It goes on.
     pub async fn agree(

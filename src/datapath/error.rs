@@ -93,6 +93,7 @@ pub enum Error {
     #[error("a directory of a cluster is not renamed")]
     OtherPlace,
     /// The members of a cluster are to agree on this, and what they agree by is away. The log says what was asked, and why not.
+    /// What had reached it may still come into force.
     #[error("the cluster's coordinator is away: what all members agree on cannot change now")]
     NotAgreed,
     /// As many directories of the cluster have a policy, owner or mode of their own as may. The log says how many that is.

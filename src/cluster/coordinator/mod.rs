@@ -116,7 +116,7 @@ pub trait Coordinator: fmt::Debug + Send + Sync {
     /// heard of that revision, or a later one, knows it. What it is already makes no revision.
     ///
     /// # Errors
-    /// [`CoordinatorError::TooMany`]; [`CoordinatorError::Away`].
+    /// [`CoordinatorError::TooMany`]; [`CoordinatorError::Away`]: what has reached it by then may still come into force.
     fn change_namespace(&self, name: &str, change: NamespaceChange, deadline: Instant) -> Asked<'_, u64>;
 
     /// Forgets a directory. Returns the revision with which it is so, as [`Coordinator::change_namespace`] does. That nothing
@@ -124,7 +124,7 @@ pub trait Coordinator: fmt::Debug + Send + Sync {
     /// may be a later revision then, as that of the last removal of any name, for which who waits for this one waits as well.
     ///
     /// # Errors
-    /// [`CoordinatorError::Away`].
+    /// [`CoordinatorError::Away`], as [`Coordinator::change_namespace`] says.
     fn remove_namespace(&self, name: &str, deadline: Instant) -> Asked<'_, u64>;
 
     /// Whether it can be reached now.

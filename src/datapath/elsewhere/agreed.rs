@@ -77,7 +77,8 @@ impl Datapath {
     /// # Errors
     /// As [`Datapath::set_attribute`]; [`Error::NotAgreed`] while the coordinator is away, [`Error::AgreementsFull`] when
     /// something is agreed on about too many others, [`Error::TooDeep`] when no other member can know it: nothing has changed
-    /// then.
+    /// then. After [`Error::NotAgreed`] it may still come into force where it had reached the coordinator, as one whose disk
+    /// takes too long.
     pub async fn agree_on_attribute(
         &self,
         ino: Ino,

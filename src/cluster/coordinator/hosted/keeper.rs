@@ -116,7 +116,8 @@ impl Keeper {
         Ok(Self { kept, _links: links })
     }
 
-    /// What this member's own handle changes is so when it is kept.
+    /// What this member's own handle changes is so when it is kept. It is not undone when that takes too long: whoever asked is
+    /// told that the coordinator is away, and the change comes into force with the disk.
     async fn kept<T>(
         &self,
         what: &'static str,
