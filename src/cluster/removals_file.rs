@@ -2,7 +2,7 @@
 //!
 //! Which are those of its own programs that nobody who decides was told of, as nobody was reached or there, and those that it
 //! decided or knows while whoever serves their shard with it is lost: nobody else remembers them then. Who comes back with what was
-//! removed would have it stand again for all.
+//! removed would have it stand again for all. Those that an earlier start kept, and that not all were told of yet, are kept once more.
 //!
 //! Invariants
 //! - What was kept is told by the next start that takes part ([`super::recalling`]): the file goes when that one is registered, and
@@ -12,11 +12,10 @@
 //! Limits: [`KEPT_MAX`] of each kind, and it is said when there are more. A member that is killed keeps nothing. While it is not
 //! there nobody knows of them; what they removed goes again when it is back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -164,10 +163,9 @@ impl Core {
         let lonely: Vec<Shard> = Shard::all().filter(|&shard| !self.is_known_to_both(shard)).collect();
         let now = self.now();
         let mut decided: Vec<_> = self.owner.lock().removals(|shard| lonely.binary_search(&shard).is_ok());
-        // Of what it serves the catalog knows them.
-        let (map, mut recalled) = (Arc::clone(&self.seen().map), self.recalled.all());
-        recalled.retain(|(key, ..)| !map.is_served_by(key.shard(), self.me.member));
-        decided.extend(recalled);
+        // These are still to be told, also where the other owner is there and has heard all that was decided with it.
+        let in_catalog: BTreeSet<KeyId> = decided.iter().map(|&(key, ..)| key).collect();
+        decided.extend(self.recalled.all().into_iter().filter(|(key, ..)| !in_catalog.contains(key)));
         let mut untold = self.unheard.all();
         if decided.len() > KEPT_MAX || untold.len() > KEPT_MAX {
             say_too_many();

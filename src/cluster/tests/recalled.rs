@@ -9,6 +9,7 @@ use super::members::{config, name_served, runtime, settled, soon, start_with, un
 use super::removals::{keeping, stop};
 use crate::cluster::catalog::wire::Known;
 use crate::cluster::coordinator::embedded::Embedded;
+use crate::cluster::peers::Peer;
 use crate::cluster::shards::{KeyId, Owners};
 use crate::cluster::{ClusterConfig, ClusterId, Stamp};
 
@@ -55,5 +56,35 @@ fn what_only_a_member_knows_to_be_removed_its_next_start_tells_those_who_serve_t
         }
         assert!(all.iter().all(|host| host.memory.state.lock().objects.is_empty()));
         until("all who serve it know", || core.recalled.all().is_empty()).await;
+    });
+}
+
+#[test]
+fn what_a_start_recalled_and_has_not_told_all_is_kept_once_more_also_where_the_other_owner_is_there() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("removals.json");
+    runtime().block_on(async {
+        let coordinator = Embedded::new(ClusterId(7));
+        let hosts = [
+            start_with(&coordinator, keeping(&file), Arc::default()).await,
+            start_with(&coordinator, config(2), Arc::default()).await,
+        ];
+        settled(&hosts).await;
+        let core = &hosts[0].cluster.core;
+        until("the other owner has heard all", || core.peers.lock().values().all(Peer::has_heard_all)).await;
+        // As it would be recalled from a file; what tells of that has ended, as there was none.
+        let (key, now) = (KeyId::of(b"kv/removed"), core.now());
+        core.owner.lock().recall_removal(key, Stamp(7), now);
+        core.recalled.set(vec![(key, Stamp(7), now)]);
+        let kept = || {
+            core.keep_removals();
+            let text = std::fs::read_to_string(&file).unwrap_or_default();
+            text.matches(&format!("{:032x}", key.0)).count()
+        };
+        assert_eq!(kept(), 1, "the other was not told");
+        let second = hosts[1].cluster.me();
+        hosts[1].cluster.close().await;
+        until("it is missed", || core.is_suspect(second)).await;
+        assert_eq!(kept(), 1, "once, though the catalog knows it, too");
     });
 }
