@@ -12,12 +12,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use tidefs_engine::types::MemberId;
 use tokio::task::JoinSet;
 
 use super::catalog::owner::Expired;
 use super::catalog::wire::Change;
 use super::core::Core;
 use super::error::ClusterError;
+use super::gone::Gone;
 use super::object::Stamp;
 use super::shards::KeyId;
 
@@ -148,20 +150,47 @@ impl Core {
 
     /// Forgets what was removed, or ended, long ago.
     pub(super) fn expire_removals(&self, now: Duration) {
-        let Expired { ends_lost, disbelieved } = self.owner.lock().expire(now);
-        for member in disbelieved {
-            tracing::warn!(
-                %member,
-                minutes = self.config.timings.tombstones.as_secs() / 60,
-                "a member is away for longer than it is remembered what was removed; what it alone holds is dropped when it is back"
-            );
-        }
+        let ends_lost = {
+            let mut owner = self.owner.lock();
+            let Expired { ends_lost, disbelieved } = owner.expire(now);
+            // Held until it is forgotten: it may be met at once.
+            let (peers, gone) = (self.peers.lock(), self.gone.lock());
+            for member in disbelieved {
+                let peer = peers.get(&member).map(|peer| peer.has_left);
+                let has_left = peer.or_else(|| gone.get(&member).map(Gone::has_left));
+                self.tell_of_disbelief(member, has_left);
+                if has_left.is_none() {
+                    owner.forget_absence(member);
+                }
+            }
+            ends_lost
+        };
         if ends_lost > 0 {
             self.counters.ends_lost.add(ends_lost);
             tracing::warn!(
                 lost = ends_lost,
                 "more was let go of while members are away than is remembered; one that comes back may bring an earlier version"
             );
+        }
+    }
+
+    /// Says that `member` is not believed any more in what it alone holds. `has_left`: whether it said that it leaves, if it was
+    /// met here.
+    fn tell_of_disbelief(&self, member: MemberId, has_left: Option<bool>) {
+        let minutes = self.config.timings.tombstones.as_secs() / 60;
+        match has_left {
+            Some(false) => tracing::warn!(
+                %member,
+                minutes,
+                "a member is away for longer than it is remembered what was removed; what it alone holds is dropped when it is back"
+            ),
+            // It may have been drained, and for good.
+            Some(true) => tracing::info!(
+                %member,
+                minutes,
+                "a member left for longer than it is remembered what was removed; if it is back, what it alone kept is dropped"
+            ),
+            None => tracing::debug!(%member, minutes, "a member that was never met is not expected any more"),
         }
     }
 

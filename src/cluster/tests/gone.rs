@@ -14,7 +14,7 @@ use super::members::{name_served, settled};
 use super::memory::{Memory, Remembered};
 use super::network::{End, Network, SILENCE};
 use crate::cluster::carrier::Carrier;
-use crate::cluster::catalog::wire::{Change, Find, Revocation};
+use crate::cluster::catalog::wire::{Change, Find, Replicate, Revocation};
 use crate::cluster::coordinator::Coordinator;
 use crate::cluster::coordinator::embedded::Embedded;
 use crate::cluster::core::{Core, Ingredients};
@@ -137,6 +137,33 @@ fn a_thousand_names_that_do_not_come_back_are_no_peers_and_are_forgotten_in_the_
         assert_eq!(core.gone.lock().len(), 0, "what is kept of who is gone");
         assert_eq!(core.carrier.others(), 0, "what they speak");
         assert_eq!(core.owner.lock().kept_of_others(), 0, "what the catalog keeps of them");
+        host.cluster.close().await;
+    });
+}
+
+#[test]
+fn of_who_was_never_met_and_is_away_for_too_long_nothing_is_remembered() {
+    in_virtual_time(async {
+        let (network, coordinator) = (Network::new(1), Embedded::new(ClusterId(7)));
+        let host = start(1, &network, &coordinator).await;
+        let core = &host.cluster.core;
+        let kept = || core.owner.lock().kept_of_others();
+        let (before, now, away_ms) = (kept(), core.now(), vec![(MemberId(9), 0)]);
+        let word = Replicate {
+            view: 1,
+            is_decided: false,
+            keys: Vec::new(),
+            complete: Vec::new(),
+            horizon_age_ms: None,
+            away_ms,
+        };
+        core.owner.lock().learn_rest(MemberId(2), &word, now);
+        let late = now + core.config.timings.tombstones;
+        core.expire_removals(late - Duration::from_millis(1));
+        assert!(kept() > before, "it may be back in time");
+        core.expire_removals(late);
+        assert_eq!(kept(), before);
+        assert_eq!(core.owner.lock().horizon_age_ms(late), Some(600_000), "it is not believed all the same");
         host.cluster.close().await;
     });
 }

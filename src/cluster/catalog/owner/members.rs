@@ -101,13 +101,18 @@ impl Owner {
 
     /// `member` is not expected any more.
     pub fn forget_member(&mut self, member: MemberId) {
-        self.contacts.remove(&member);
-        self.note_back(member);
+        self.forget_absence(member);
         self.announced.remove(&member);
         self.suspects.remove(&member);
         self.behind.remove(&member);
         self.slots.forget_for_ever(member);
         self.give_up_on(member);
+    }
+
+    /// Nothing is remembered of when `member` was lost. Where it is back, it is believed no more than who was never there.
+    pub fn forget_absence(&mut self, member: MemberId) {
+        self.contacts.remove(&member);
+        self.note_back(member);
     }
 
     /// Facts and numbers of members other than this one that are kept.
