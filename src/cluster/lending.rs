@@ -6,7 +6,7 @@
 //! - A loan ends when the reader gives it back, when the reader's connection ends, or when its time is over.
 //!
 //! Threads: those of the runtime, which carry all else between members: where to register memory may take long, one that may
-//! block.
+//! block, [`REGISTERING_MAX`] of these at most. A further loan waits for one of them, on no thread, for a while, and is refused then.
 //! Limits: [`LOANS_MAX`] loans at once, or half of `vm.max_map_count`, as each is a mapping; beyond, the object is not lent, and the reader goes elsewhere.
 
 use std::collections::BTreeMap;
@@ -19,6 +19,8 @@ use tidefs_engine::engine::{Answer, Engine, TransportName};
 use tidefs_engine::memory::{Access, Region};
 use tidefs_engine::types::{ByteCount, PeerId, RegionId};
 use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
 
 use super::batcher::Haste;
 use super::catalog::wire::{Change, INLINE_MAX, Lend, Lending, Message, Release};
@@ -28,6 +30,9 @@ use super::peers::Link;
 
 /// Loans at once, where the kernel allows so many.
 const LOANS_MAX: usize = 65_536;
+/// Loans that are being registered at once where that may take long, on a thread each: an eighth of the threads that tokio has for
+/// what waits, 512. Withdrawals, which others wait for, need some, too.
+pub(super) const REGISTERING_MAX: usize = 64;
 /// Mappings of a process that the kernel allows where it does not say.
 ///
 /// # Source
@@ -91,11 +96,19 @@ pub(super) struct Loans {
     max: usize,
     /// Held for a look-up; loans are dropped outside.
     loans: Mutex<BTreeMap<u64, Loan>>,
+    /// A loan that is registered slowly has one of these until its thread is done with it, whether or not somebody still waits
+    /// for that.
+    registering: Arc<Semaphore>,
 }
 
 impl Default for Loans {
     fn default() -> Self {
-        Self { next: AtomicU64::new(0), max: loans_max(mappings()), loans: Mutex::default() }
+        Self {
+            next: AtomicU64::new(0),
+            max: loans_max(mappings()),
+            loans: Mutex::default(),
+            registering: Arc::new(Semaphore::new(REGISTERING_MAX)),
+        }
     }
 }
 
@@ -141,9 +154,12 @@ impl Core {
             LentBytes::Segment(file, length) => {
                 let (for_ms, hold) = (lend.for_ms, lent.hold);
                 let lending = if self.registers_slowly {
+                    let place = self.place_to_register().await?;
                     let core = Arc::clone(self);
                     let lending = self.runtime.spawn_blocking(move || {
-                        core.lend_region(reader, for_ms, hold, file, length, checksum)
+                        let lending = core.lend_region(reader, for_ms, hold, file, length, checksum);
+                        drop(place);
+                        lending
                     });
                     lending.await.map_err(|error| error.to_string())?
                 } else {
@@ -155,6 +171,19 @@ impl Core {
         self.counters.lent.increment();
         self.counters.lent_bytes.add(length);
         Ok(lending)
+    }
+
+    /// Waits until one more loan may be registered on a thread of its own.
+    async fn place_to_register(&self) -> Result<OwnedSemaphorePermit, String> {
+        let places = Arc::clone(&self.loans.registering);
+        match timeout(self.config.timings.background, places.acquire_owned()).await {
+            Ok(Ok(place)) => Ok(place),
+            Ok(Err(_)) | Err(_) => {
+                self.counters.loans_refused.increment();
+                tracing::debug!("an object is not lent: NICs take too long to register what is lent already");
+                Err(format!("{REGISTERING_MAX} objects are being registered already"))
+            }
+        }
     }
 
     fn lend_region(

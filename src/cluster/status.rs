@@ -63,7 +63,7 @@ counters! {
     lent: "tidefs_cluster_lent_total", "Objects that were lent to readers on other members.";
     lent_bytes: "tidefs_cluster_lent_bytes_total", "Their bytes.";
     loans_expired: "tidefs_cluster_loans_expired_total", "Loans that ended because their time was over.";
-    loans_refused: "tidefs_cluster_loans_refused_total", "Objects that were not lent to a reader because too many are.";
+    loans_refused: "tidefs_cluster_loans_refused_total", "Objects that were not lent to a reader because too many are, or wait for a NIC to be.";
     copies_made: "tidefs_cluster_copies_made_total", "Copies that other members made because this one asked for them.";
     copied_bytes: "tidefs_cluster_copied_bytes_total", "Their bytes.";
     copies_refused: "tidefs_cluster_copies_refused_total", "Copies that were asked for, and not made that time.";
