@@ -1,7 +1,7 @@
 //! What waits for the threads that load, and in which order it has its turn.
 //!
-//! Jobs come first, then what somebody waits for, then what is loaded ahead. Each of them has a part of the threads at most, and
-//! so has what comes from members or from one disk ([`super::ways`]).
+//! Jobs come first ([`super::job_lines`]), then what somebody waits for, then what is loaded ahead. Each of them has a part of the
+//! threads at most, and so has what comes from members or from one disk ([`super::ways`]).
 //!
 //! Threads: any, under the lock of [`super::loader`].
 
@@ -11,6 +11,7 @@ use std::time::Instant;
 use hashbrown::HashMap;
 use tidefs_engine::types::ByteCount;
 
+use super::job_lines::{JobKind, JobLines};
 use super::loader::{Job, Rest};
 use super::ways::{Way, Ways};
 use crate::cluster::Purpose;
@@ -43,7 +44,7 @@ impl Load {
 #[derive(Default)]
 pub(super) struct Lines {
     pub(super) loads: HashMap<Ino, Load>,
-    pub(super) jobs: VecDeque<Job>,
+    pub(super) jobs: JobLines,
     /// Those that somebody waits for. One that was moved here from `ahead` stands in both.
     pub(super) wanted: VecDeque<Ino>,
     /// Those that nobody waits for yet.
@@ -53,14 +54,13 @@ pub(super) struct Lines {
     /// Requests that wait.
     pub(super) count: usize,
     pub(super) threads: usize,
-    pub(super) running_jobs: usize,
     pub(super) running_ahead: usize,
     pub(super) is_closed: bool,
 }
 
 /// What a thread is to do.
 pub(super) enum Next {
-    Job(Job),
+    Job(JobKind, Job),
     Load(Turn),
 }
 
@@ -85,19 +85,14 @@ pub(super) enum Why {
 }
 
 impl Lines {
-    pub(super) fn half(&self) -> usize {
+    fn half(&self) -> usize {
         self.threads.div_ceil(2)
     }
 
     /// What is next for a thread that has nothing to do.
     pub(super) fn next(&mut self) -> Option<Next> {
-        if self.running_jobs < self.half()
-            && let Some(job) = self.jobs.pop_front()
-        {
-            self.running_jobs += 1;
-            return Some(Next::Job(job));
-        }
-        self.take().map(Next::Load)
+        let job = self.jobs.next(self.threads).map(|(kind, job)| Next::Job(kind, job));
+        job.or_else(|| self.take().map(Next::Load))
     }
 
     /// The next object to load.

@@ -9,12 +9,13 @@
 //! elsewhere go on by the others.
 //!
 //! A request that waits for a disk otherwise, or takes long for another reason, is a *job*: it is done by the same threads,
-//! before loads, and by at most half of them: however many change a policy of all that is below a directory, loads have threads.
+//! before loads, and by a part of them at most ([`super::job_lines`]): however many change a policy of all that is below a directory,
+//! loads have threads, and so has what is to be durable.
 //!
-//! Limits: at most `WAITING_MAX` requests wait for objects; further ones are done at once, and find a miss. As many jobs wait; a
-//! further one is done at once by whoever left it, and told so ([`Pace`]): it is to answer without a wait. At most `AHEAD_MAX`
-//! objects wait to be loaded ahead; further ones are not. How long a load takes at most is the SSD tier's limit, and one from a
-//! disk that waited for a thread that long is a miss.
+//! Limits: at most `WAITING_MAX` requests wait for objects; further ones are done at once, and find a miss. As many jobs of each kind
+//! wait; a further one is done at once by whoever left it, and told so ([`Pace`]): it is to answer without a wait. At most
+//! `AHEAD_MAX` objects wait to be loaded ahead; further ones are not. How long a load takes at most is the SSD tier's limit, and one
+//! from a disk that waited for a thread that long is a miss.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -23,13 +24,14 @@ use hashbrown::hash_map::Entry;
 use parking_lot::{Condvar, Mutex};
 use tidefs_engine::types::ByteCount;
 
+use super::job_lines::JobKind;
 use super::load_lines::{Lines, Load, Next, Turn, Why};
 use super::ways::Way;
 use super::{Datapath, Error};
 use crate::namespace::Ino;
 use crate::tier::ssd::{ReadFor, SsdTier};
 
-const WAITING_MAX: usize = 4096;
+pub(super) const WAITING_MAX: usize = 4096;
 const AHEAD_MAX: usize = 1024;
 /// How often a thread with nothing to do looks after what a disk was late with.
 const LATE_LOOK: Duration = Duration::from_secs(1);
@@ -120,14 +122,13 @@ impl Loader {
     }
 
     /// Has a request done by a thread that may wait. Gives it back when too many are left already.
-    fn take_job(&self, job: Job) -> Option<Job> {
+    fn take_job(&self, kind: JobKind, job: Job) -> Option<Job> {
         let mut lines = self.lines.lock();
-        if lines.jobs.len() >= WAITING_MAX || lines.is_closed {
-            return Some(job);
+        let left = if lines.is_closed { Some(job) } else { lines.jobs.push(kind, job) };
+        if left.is_none() {
+            self.arrived.notify_one();
         }
-        lines.jobs.push_back(job);
-        self.arrived.notify_one();
-        None
+        left
     }
 
     /// Has an object loaded that nobody waits for; others leave memory for it only when a client named it. Returns false when it
@@ -187,7 +188,16 @@ impl Datapath {
 
     /// Has a request done by a thread that may wait; at once, by this one, when too many are left already, which is counted.
     pub fn leave_job(&self, job: Job) {
-        if let Some(job) = self.loader.take_job(job) {
+        self.leave_job_of(JobKind::Other, job);
+    }
+
+    /// The same of one that has a disk take an object: it has its turn beside the others.
+    pub fn leave_durable_job(&self, job: Job) {
+        self.leave_job_of(JobKind::Durable, job);
+    }
+
+    fn leave_job_of(&self, kind: JobKind, job: Job) {
+        if let Some(job) = self.loader.take_job(kind, job) {
             self.telemetry.overloads.increment();
             job(Pace::AtOnce);
         }
@@ -257,9 +267,9 @@ impl Datapath {
             };
             let mut turn = match next {
                 Next::Load(turn) => turn,
-                Next::Job(job) => {
+                Next::Job(kind, job) => {
                     job(Pace::AtLeisure);
-                    self.loader.lines.lock().running_jobs -= 1;
+                    self.loader.lines.lock().jobs.end(kind);
                     continue;
                 }
             };
@@ -354,22 +364,22 @@ mod tests {
     #[test]
     fn half_of_the_threads_stay_for_loads_while_jobs_take_long() {
         let loader = lines(4);
-        assert!((0..4).all(|_| loader.take_job(Box::new(|_| ())).is_none()));
+        assert!((0..4).all(|_| loader.take_job(JobKind::Other, Box::new(|_| ())).is_none()));
         loader.leave(Ino(1), Box::new(|_| ()));
         let mut lines = loader.lines.lock();
-        let is_job = |next: Option<Next>| matches!(next, Some(Next::Job(_)));
+        let is_job = |next: Option<Next>| matches!(next, Some(Next::Job(..)));
         assert!(is_job(lines.next()) && is_job(lines.next()));
         assert!(
             matches!(lines.next(), Some(Next::Load(Turn { ino: Ino(1), why: Why::Wanted, .. }))),
             "who waits for a load is forgotten"
         );
         assert!(lines.next().is_none(), "the other jobs have their turn when one of these has ended");
-        lines.running_jobs -= 1;
+        lines.jobs.end(JobKind::Other);
         assert!(is_job(lines.next()));
         drop(lines);
         // With memory alone there is one thread.
         let loader = self::lines(1);
-        assert!(loader.take_job(Box::new(|_| ())).is_none());
+        assert!(loader.take_job(JobKind::Other, Box::new(|_| ())).is_none());
         assert!(is_job(loader.lines.lock().next()));
     }
 

@@ -39,6 +39,7 @@ mod handle;
 mod headroom;
 mod history;
 mod inspect;
+mod job_lines;
 mod lingering;
 mod listing;
 mod load_lines;

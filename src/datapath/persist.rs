@@ -3,7 +3,7 @@
 //!
 //! Limits: a writer's close that was made before its rename arrives within `ANNOUNCED_CLOSE_WAIT`; of an object whose writer
 //! keeps its descriptor nothing is promised. All waits of a request together, for the close and for the disks, are bounded by
-//! `runtime.deadline_ms`.
+//! `runtime.deadline_ms`, from when it is left to a thread: one that finds none in time fails at once.
 //! Threads: [`Datapath::persist`] waits, so it runs on load threads.
 
 use std::io;
@@ -66,14 +66,24 @@ impl Datapath {
         }
     }
 
-    /// Makes a sealed object durable on SSD; it stays in memory. Waits for the disk, and `runtime.deadline_ms` at most.
+    /// Until when who asks now for an object to be durable waits for it: a moment of the monotonic clock.
+    #[must_use]
+    pub fn end_of_persist(&self) -> Duration {
+        self.clock.monotonic().saturating_add(self.settings.deadline)
+    }
+
+    /// Makes a sealed object durable on SSD; it stays in memory. Waits for the disk, until [`end`](Self::end_of_persist) at most.
     ///
     /// # Errors
     /// [`Error::Io`] when no disk has it, and [`Error::Stale`] when it is gone.
-    pub fn persist(&self, ino: Ino) -> Result<(), Error> {
-        let end = self.clock.monotonic().saturating_add(self.settings.deadline);
-        self.wait_for_last_close(ino, end);
-        let outcome = self.try_persist(ino, end);
+    pub fn persist(&self, ino: Ino, end: Duration) -> Result<(), Error> {
+        let outcome = if self.left_until(end).is_zero() {
+            // Those behind it may still be in time.
+            Err(failed("too many wait for the disk"))
+        } else {
+            self.wait_for_last_close(ino, end);
+            self.try_persist(ino, end)
+        };
         if let Err(error) = &outcome {
             self.telemetry.ssd_durability_failures.increment();
             tracing::warn!(ino = ino.0, %error, "an object that was to be durable is in memory only");
@@ -170,25 +180,44 @@ impl State {
 mod tests {
     use std::time::Instant;
 
+    use super::super::Opened;
     use super::super::testing::{WRITE, caller, unprivileged};
     use super::*;
+
+    /// A sealed object whose writer's close is announced and does not come.
+    fn closing(datapath: &Datapath) -> Opened {
+        let (_, opened) = datapath.create(&caller(), Ino::ROOT, b"written", 0o644, WRITE).unwrap();
+        datapath.write(opened.handle, 0, &[1; 5000]).unwrap();
+        datapath.flush(&caller(), opened.handle).unwrap();
+        datapath.rename(&caller(), (Ino::ROOT, b"written"), (Ino::ROOT, b"key"), false).unwrap();
+        let state = datapath.lock();
+        let object = state.object(state.tree.by_ino(opened.ino).unwrap()).unwrap();
+        let is_closing = object.open.as_ref().is_some_and(|open| open.closing);
+        assert!(object.phase == Phase::Sealed && !object.marks.has(Marks::FINAL) && is_closing);
+        opened
+    }
+
+    #[test]
+    fn who_finds_no_thread_in_time_is_told_so_at_once() {
+        let (_place, datapath) = unprivileged();
+        let opened = closing(&datapath);
+        let end = datapath.clock.monotonic();
+        let began = Instant::now();
+        let error = datapath.persist(opened.ino, end).unwrap_err();
+        let is_told =
+            matches!(&error, Error::Io { source, .. } if source.to_string().contains("too many wait"));
+        assert!(is_told && began.elapsed() < ANNOUNCED_CLOSE_WAIT, "{error}");
+        assert_eq!(datapath.telemetry.ssd_durability_failures.get(), 1);
+        datapath.release(opened.handle);
+    }
 
     #[test]
     fn a_close_that_does_not_come_keeps_nobody_waiting_beyond_the_deadline() {
         let (_place, mut datapath) = unprivileged();
         datapath.settings.deadline = Duration::from_millis(20);
-        let (_, opened) = datapath.create(&caller(), Ino::ROOT, b"written", 0o644, WRITE).unwrap();
-        datapath.write(opened.handle, 0, &[1; 5000]).unwrap();
-        datapath.flush(&caller(), opened.handle).unwrap();
-        datapath.rename(&caller(), (Ino::ROOT, b"written"), (Ino::ROOT, b"key"), false).unwrap();
-        {
-            let state = datapath.lock();
-            let object = state.object(state.tree.by_ino(opened.ino).unwrap()).unwrap();
-            let is_closing = object.open.as_ref().is_some_and(|open| open.closing);
-            assert!(object.phase == Phase::Sealed && !object.marks.has(Marks::FINAL) && is_closing);
-        }
+        let opened = closing(&datapath);
         let began = Instant::now();
-        assert!(datapath.persist(opened.ino).is_err(), "there is no disk");
+        assert!(datapath.persist(opened.ino, datapath.end_of_persist()).is_err(), "there is no disk");
         let waited = began.elapsed();
         assert!(waited >= datapath.settings.deadline, "its close may come: {waited:?}");
         assert!(waited < ANNOUNCED_CLOSE_WAIT, "{waited:?}");

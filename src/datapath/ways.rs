@@ -23,7 +23,7 @@ pub(super) enum Way {
 }
 
 /// Of so many threads, those that one of several may keep.
-fn all_but_a_quarter(threads: usize) -> usize {
+pub(super) fn all_but_a_quarter(threads: usize) -> usize {
     threads.saturating_sub(threads.div_ceil(4)).max(1)
 }
 

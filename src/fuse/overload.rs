@@ -8,7 +8,7 @@ use fuser::{
 };
 
 use super::ops::fail;
-use crate::datapath::{Datapath, Error, Pace};
+use crate::datapath::{Datapath, Error, Job, Pace};
 
 /// A reply that can be an error.
 pub(super) trait Refuse: Send + 'static {
@@ -45,10 +45,19 @@ pub(super) fn at_leisure<R: Refuse>(
     reply: R,
     rest: impl FnOnce(R) + Send + 'static,
 ) {
-    datapath.leave_job(Box::new(move |pace| match pace {
+    datapath.leave_job(or_refused(operation, reply, rest));
+}
+
+/// The job of a request that is refused where too many wait.
+pub(super) fn or_refused<R: Refuse>(
+    operation: &'static str,
+    reply: R,
+    rest: impl FnOnce(R) + Send + 'static,
+) -> Job {
+    Box::new(move |pace| match pace {
         Pace::AtLeisure => rest(reply),
         Pace::AtOnce => reply.refuse(fail(operation, &Error::Overloaded)),
-    }));
+    })
 }
 
 #[cfg(test)]

@@ -348,9 +348,9 @@ fn rename_here(
     match datapath.must_persist_child(target.0, &target.1) {
         None => after_telling(datapath, news, move || reply.ok()),
         Some(number) => {
-            let waiting = Arc::clone(datapath);
-            datapath.leave_job(Box::new(move |pace| {
-                persist(&waiting, number, pace);
+            let (waiting, end) = (Arc::clone(datapath), datapath.end_of_persist());
+            datapath.leave_durable_job(Box::new(move |pace| {
+                persist(&waiting, (number, end), pace);
                 after_telling(&waiting, news, move || reply.ok());
             }));
         }
@@ -358,9 +358,9 @@ fn rename_here(
 }
 
 /// Has the disk take an object that has its name whatever becomes of that, which is counted and logged.
-fn persist(datapath: &Datapath, number: Ino, pace: Pace) {
+fn persist(datapath: &Datapath, (number, end): (Ino, Duration), pace: Pace) {
     match pace {
-        Pace::AtLeisure => drop(datapath.persist(number)),
+        Pace::AtLeisure => drop(datapath.persist(number, end)),
         Pace::AtOnce => {
             datapath.telemetry().ssd_durability_failures.increment();
             tracing::warn!(

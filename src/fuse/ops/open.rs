@@ -18,7 +18,7 @@ use crate::fuse::attributes::{Lifetimes, file_attr, ino};
 use crate::fuse::control_files::ControlFiles;
 use crate::fuse::fast_files;
 use crate::fuse::kernel::Kernel;
-use crate::fuse::overload::at_leisure;
+use crate::fuse::overload::or_refused;
 use crate::fuse::passthrough;
 use crate::namespace::Ino;
 
@@ -289,8 +289,8 @@ pub(in crate::fuse) fn fsync(
     let datapath = Arc::clone(&dispatcher.datapath);
     // One that arrives from elsewhere goes to no disk before it is here.
     dispatcher.with_object(object, "fsync", reply, move |reply, _| {
-        let waiting = Arc::clone(&datapath);
-        let rest = move |reply| reply_done(waiting.persist(object), "fsync", reply);
-        at_leisure(&datapath, "fsync", reply, rest);
+        let (waiting, end) = (Arc::clone(&datapath), datapath.end_of_persist());
+        let rest = move |reply| reply_done(waiting.persist(object, end), "fsync", reply);
+        datapath.leave_durable_job(or_refused("fsync", reply, rest));
     });
 }
