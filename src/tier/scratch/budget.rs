@@ -4,6 +4,7 @@
 //! - What is [claimed](Budget::claim) never passes the bound, however many claim at once. What the kernel wrote without asking is
 //!   counted when it is found, and may pass it.
 //! - Nobody waits unless what may be given back soon would be enough, and nobody longer than its deadline.
+//! - While somebody waits nobody claims more than it needs.
 //!
 //! Threads: any. The lock is held for moments, also under other locks, and nothing is done under it but to count.
 
@@ -18,10 +19,17 @@ pub(super) struct Budget {
     max: u64,
     /// Changed under the lock of `loose`, so that no two take the same; who looks how much there is reads it without.
     taken: AtomicU64,
-    /// How much of that may be given back soon: what is claimed and not counted yet, and what is being freed.
-    loose: Mutex<u64>,
+    loose: Mutex<Loose>,
     /// Signalled when less is taken, or less is loose.
     changed: Condvar,
+}
+
+/// How much of what is taken may be given back soon, and who waits for that.
+#[derive(Debug, Default)]
+struct Loose {
+    /// What is claimed and not counted yet, and what is being freed.
+    amount: u64,
+    waiting: usize,
 }
 
 /// What is taken before it is used. It is given back when this is dropped and was not [settled](Self::settle).
@@ -34,7 +42,7 @@ pub(super) struct Claim<'a> {
 
 impl Budget {
     pub(super) fn new(max: u64) -> Self {
-        Self { max, taken: AtomicU64::new(0), loose: Mutex::new(0), changed: Condvar::new() }
+        Self { max, taken: AtomicU64::new(0), loose: Mutex::default(), changed: Condvar::new() }
     }
 
     pub(super) fn max(&self) -> u64 {
@@ -53,18 +61,25 @@ impl Budget {
 
     /// Whether some of what is taken may be given back soon.
     pub(super) fn is_any_loose(&self) -> bool {
-        *self.loose.lock() > 0
+        self.loose.lock().amount > 0
     }
 
     /// Whether who claims `amount` now waits.
     pub(super) fn would_wait(&self, amount: u64) -> bool {
         let loose = self.loose.lock();
-        !self.has_room(amount) && self.may_have_room(*loose, amount)
+        !self.has_room(amount) && self.may_have_room(&loose, amount)
     }
 
-    /// Takes `amount` if there is room for it now.
+    /// Takes `amount`, which may be more than is needed, if there is room for it now and nobody waits for that.
     pub(super) fn try_claim(&self, amount: u64) -> Option<Claim<'_>> {
-        self.take(&mut self.loose.lock(), amount)
+        let mut loose = self.loose.lock();
+        if loose.waiting > 0 { None } else { self.take(&mut loose, amount) }
+    }
+
+    /// How many wait for what others may give back.
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.loose.lock().waiting
     }
 
     /// Takes `amount`, and waits until `deadline` for what others may give back. `None` when there is no room for it, and none can
@@ -74,10 +89,12 @@ impl Budget {
         let mut is_late = false;
         loop {
             let claim = self.take(&mut loose, amount);
-            if claim.is_some() || is_late || !self.may_have_room(*loose, amount) {
+            if claim.is_some() || is_late || !self.may_have_room(&loose, amount) {
                 return claim;
             }
+            loose.waiting += 1;
             is_late = self.changed.wait_until(&mut loose, deadline).timed_out();
+            loose.waiting -= 1;
         }
     }
 
@@ -88,7 +105,7 @@ impl Budget {
 
     /// `amount` of what is taken will be [given back](Self::give_back) soon.
     pub(super) fn loosen(&self, amount: u64) {
-        *self.loose.lock() += amount;
+        self.loose.lock().amount += amount;
     }
 
     /// Gives back what was loosened before.
@@ -96,23 +113,23 @@ impl Budget {
         self.replace(amount, 0, 0);
     }
 
-    fn may_have_room(&self, loose: u64, more: u64) -> bool {
-        (self.taken() - loose).saturating_add(more) <= self.max
+    fn may_have_room(&self, loose: &Loose, more: u64) -> bool {
+        (self.taken() - loose.amount).saturating_add(more) <= self.max
     }
 
-    fn take(&self, loose: &mut u64, amount: u64) -> Option<Claim<'_>> {
+    fn take(&self, loose: &mut Loose, amount: u64) -> Option<Claim<'_>> {
         if !self.has_room(amount) {
             return None;
         }
         self.taken.fetch_add(amount, Ordering::Relaxed);
-        *loose += amount;
+        loose.amount += amount;
         Some(Claim { budget: self, amount })
     }
 
     /// In place of what was loose, and of `before`, `now` is taken.
     fn replace(&self, was_loose: u64, before: u64, now: u64) {
         let mut loose = self.loose.lock();
-        *loose -= was_loose;
+        loose.amount -= was_loose;
         self.taken.store(self.taken() - was_loose - before + now, Ordering::Relaxed);
         drop(loose);
         if was_loose > 0 || now < before {
@@ -176,6 +193,23 @@ mod tests {
             assert!(waiting.join().unwrap());
         });
         assert_eq!(budget.taken(), 5);
+    }
+
+    #[test]
+    fn while_somebody_waits_nobody_claims_more_than_it_needs() {
+        let budget = Budget::new(10);
+        let claim = budget.try_claim(8).unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| budget.claim(5, soon()).is_some());
+            while budget.waiting() == 0 {
+                thread::yield_now();
+            }
+            assert!(budget.try_claim(2).is_none(), "it may need nothing");
+            assert!(budget.claim(2, soon()).is_some(), "it needs that");
+            claim.settle(0, 5);
+            assert!(waiting.join().unwrap());
+        });
+        assert!(budget.try_claim(5).is_some(), "nobody waits");
     }
 
     #[test]

@@ -14,8 +14,9 @@ use super::budget::Claim;
 use super::{ScratchError, ScratchFile};
 
 impl ScratchFile {
-    /// Claims what `length` bytes at `offset` take at most when they are allocated. Waits for what others may give back when there
-    /// is no room without, as long as the space has patience: files that are being closed, and what is claimed and not used.
+    /// Claims what `length` bytes at `offset` take at most when they are allocated; no more than they take beside what is there when
+    /// somebody waits for room. Waits for what others may give back when there is no room without, as long as the space has patience:
+    /// files that are being closed, and what is claimed and not used.
     ///
     /// # Errors
     /// [`ScratchError::Full`] when it would pass the capacity.
@@ -118,6 +119,26 @@ mod tests {
         second.write_at(&[7; 4096], 0).unwrap();
         drop(claim);
         second.grow(0, ByteCount::kib(512), false).unwrap();
+    }
+
+    #[test]
+    fn what_is_rewritten_in_place_keeps_no_room_from_who_waits_for_some() {
+        let (_directory, space, file) = space();
+        file.write_at(&vec![7; MIB / 2], 0).unwrap();
+        let rest = space.capacity().saturating_sub(space.used()).get();
+        let held = space.bytes.try_claim(rest - PAGE.get()).unwrap();
+        let other = space.create().unwrap();
+        thread::scope(|scope| {
+            let appending = scope.spawn(|| other.write_at(&[1; 65536], 0));
+            while space.bytes.waiting() == 0 {
+                thread::yield_now();
+            }
+            let used = space.used();
+            let rewriting = file.admit(0, PAGE).unwrap();
+            assert_eq!(space.used(), used, "a page is free, and left to who waits");
+            drop((held, rewriting));
+            appending.join().unwrap().expect("there is room");
+        });
     }
 
     #[test]
