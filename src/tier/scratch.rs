@@ -7,7 +7,7 @@
 //! Limits: `scratch.capacity`, and a part of the daemon's descriptors. Who finds no room waits at most `PATIENCE` for what others
 //! give back, then says so.
 //!
-//! Threads: called from session threads, and from those that may wait where that is known ahead. A thread of its own closes what
+//! Threads: called from session threads, and from those that may wait where that is known ahead. A thread for each disk closes what
 //! nobody uses.
 
 mod budget;
@@ -112,6 +112,7 @@ impl Scratch {
     pub fn new(directories: Vec<PathBuf>, makes_parents: bool, capacity: ByteCount) -> Arc<Self> {
         let files_max = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft / FILES_SHARE);
         let home = |directory| Home { directory, is_ready: OnceLock::new() };
+        let closer = Closer::new(directories.len());
         Arc::new(Self {
             homes: directories.into_iter().map(home).collect(),
             makes_parents,
@@ -119,7 +120,7 @@ impl Scratch {
             files: Budget::new(files_max),
             patience: PATIENCE,
             next: AtomicU64::new(0),
-            closer: Arc::default(),
+            closer,
         })
     }
 

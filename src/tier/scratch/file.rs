@@ -135,7 +135,7 @@ impl Drop for ScratchFile {
     fn drop(&mut self) {
         let Some(file) = self.file.take() else { return };
         let (space, charged) = (Arc::clone(&self.space), *self.charged.get_mut());
-        self.space.closer.close(Closing { space, file, charged });
+        self.space.closer.close(Closing { space, file, home: self.home, charged });
     }
 }
 
