@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::{Caller, Datapath, Error, HandleId, Marks, Object, Phase, SizeChange, Stat, State};
 use crate::namespace::{Attributes, Ino, Slot, permissions};
+use crate::tier::scratch::Wait;
 
 /// What setattr changes. `None` leaves a thing as it is.
 #[derive(Clone, Copy, Debug, Default)]
@@ -44,8 +45,22 @@ impl Datapath {
     /// As [`Datapath::change_size`] for a length; [`Error::Io`] when the record cannot be written; [`Error::NoObject`] of
     /// who may do what with an object that is on disk alone.
     pub fn setattr(&self, caller: &Caller, ino: Ino, change: &AttributeChange) -> Result<Stat, Error> {
+        self.setattr_within(caller, ino, change, Wait::Patiently)
+    }
+
+    /// The same, with a limit to the wait for room of a slot file.
+    ///
+    /// # Errors
+    /// As [`setattr`](Self::setattr).
+    pub fn setattr_within(
+        &self,
+        caller: &Caller,
+        ino: Ino,
+        change: &AttributeChange,
+        wait: Wait,
+    ) -> Result<Stat, Error> {
         if let Some(size) = change.size {
-            self.change_size(caller, ino, change.through, SizeChange::Set(size))?;
+            self.change_size_within(caller, ino, change.through, SizeChange::Set(size), wait)?;
         }
         self.with_room_for(ino, || self.set_attributes(caller, ino, change))
     }

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::namespace::{Attributes, Body, Directory, Ino, Name, Slot};
 use crate::tier::memory::{DirectoryRecord, PolicyRecord};
+use crate::tier::scratch::Wait;
 
 /// How often a create meets a name that changes under it before it gives up.
 const JOINS_MAX: u32 = 16;
@@ -54,6 +55,22 @@ impl Datapath {
         mode: u32,
         options: OpenOptions,
     ) -> Result<(Stat, Opened), Error> {
+        self.create_within(caller, parent, name, mode, options, Wait::Patiently)
+    }
+
+    /// The same, with a limit to the wait for a place for a slot file.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub fn create_within(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        mode: u32,
+        options: OpenOptions,
+        wait: Wait,
+    ) -> Result<(Stat, Opened), Error> {
         let name = Name::new(name)?;
         // Callers that cannot be told apart take from each other what they were sent for.
         let may_be_sent = !self.was_sent_to(caller, &name) && caller.thread.is_known();
@@ -61,7 +78,7 @@ impl Datapath {
             if let Some(joined) = self.join(caller, parent, &name, options, may_be_sent)? {
                 return Ok(joined);
             }
-            if let Some(created) = self.create_absent(caller, parent, &name, mode, options)? {
+            if let Some(created) = self.create_absent(caller, parent, &name, mode, options, wait)? {
                 return Ok(created);
             }
         }
@@ -76,6 +93,7 @@ impl Datapath {
         name: &Name,
         mode: u32,
         options: OpenOptions,
+        wait: Wait,
     ) -> Result<Option<(Stat, Opened)>, Error> {
         let (parent, is_limited, is_scratch) = {
             let state = self.lock();
@@ -84,7 +102,8 @@ impl Datapath {
         };
         if is_scratch {
             // Served by the daemon, which counts what it takes of the disk.
-            let backing = Backing { place: self.fresh_slot_file()?, file: None, reserved: ByteCount::ZERO };
+            let backing =
+                Backing { place: self.fresh_slot_file(wait)?, file: None, reserved: ByteCount::ZERO };
             return self.enter_new_file(caller, parent, name, mode, options, (backing, IoPath::Direct));
         }
         let mut path = self.path_of_new_file(name, options);

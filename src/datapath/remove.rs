@@ -9,6 +9,7 @@ use super::room::footprint;
 use super::{Caller, Datapath, Error, Marks, Phase, Place, State, key_hash};
 use crate::namespace::{Body, Ino, Name, Node, Slot};
 use crate::tier::eviction::Departure;
+use crate::tier::scratch::Wait;
 
 /// Stands for bytes that are freed already. Segment ids start far above it.
 pub(super) const NO_SEGMENT: SegmentId = SegmentId(0);
@@ -214,7 +215,7 @@ impl Datapath {
     /// [`Error::NoObject`] when the caller sees no such file, [`Error::IsDirectory`].
     pub fn unlink(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<(), Error> {
         let left = self.unlink_name(caller, parent, name)?;
-        self.move_unlinked(left);
+        self.move_unlinked(left, Wait::Patiently);
         Ok(())
     }
 

@@ -25,7 +25,7 @@ use super::moves::{Alone, Stays};
 use super::write::SizeChange;
 use super::{Datapath, Error, Marks, Object, OpenOptions, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
-use crate::tier::scratch::{ScratchError, ScratchFile};
+use crate::tier::scratch::{ScratchError, ScratchFile, Wait};
 
 /// Most bytes that an unlink copies: about 20 ms of a disk's time.
 const COPIED_MAX: ByteCount = ByteCount::mib(64);
@@ -45,9 +45,15 @@ impl Datapath {
         self.moves.alone(slot)
     }
 
+    /// How long a request waits for room of slot files that is left to a thread now: it waits for that in the same time.
+    #[must_use]
+    pub fn slot_file_wait(&self) -> Wait {
+        self.scratch.wait_from_now()
+    }
+
     /// A new file for a directory whose policy says that all are slot files.
-    pub(super) fn fresh_slot_file(&self) -> Result<Place, Error> {
-        let scratch = self.scratch.create().map_err(scratch_error)?;
+    pub(super) fn fresh_slot_file(&self, wait: Wait) -> Result<Place, Error> {
+        let scratch = self.scratch.create_within(wait).map_err(scratch_error)?;
         self.telemetry.scratch_conversions.increment();
         Ok(Place::Scratch(Arc::new(scratch)))
     }
@@ -55,11 +61,13 @@ impl Datapath {
     /// Moves a file that turns out to be a slot file to disk, with the bytes, the times and the attributes it has.
     ///
     /// A file that the kernel serves by passthrough cannot move any more: it stays in memory as long as that has room.
-    pub(super) fn become_scratch(&self, ino: Ino) -> Result<(), Error> {
+    pub(super) fn become_scratch(&self, ino: Ino, wait: Wait) -> Result<(), Error> {
         let (slot, Movable::From(_)) = self.lock().movable(ino)? else { return Ok(()) };
         let moving = self.has_alone(slot);
+        // One for all that is copied: who uses the file waits for that.
+        let wait = if wait == Wait::Patiently { self.scratch.wait_from_now() } else { wait };
         for _ in 0..COPIES_MAX {
-            match self.try_to_move(ino)? {
+            match self.try_to_move(ino, wait)? {
                 Moved::From(old) => {
                     drop(moving);
                     self.telemetry.scratch_conversions.increment();
@@ -75,15 +83,15 @@ impl Datapath {
 
     /// Copies a file to disk and has it live there from then on, if it is what was copied. Attributes that are set meanwhile cost no
     /// other copy.
-    fn try_to_move(&self, ino: Ino) -> Result<Moved, Error> {
+    fn try_to_move(&self, ino: Ino, wait: Wait) -> Result<Moved, Error> {
         let (slot, file, mut attributes, is_decorated) = {
             let state = self.lock();
             let (slot, Movable::From(file)) = state.movable(ino)? else { return Ok(Moved::Not) };
             let is_decorated = state.object(slot).is_some_and(|object| object.marks.has(Marks::DECORATED));
             (slot, file, self.stat_of(&state, slot).attributes, is_decorated)
         };
-        let scratch = self.scratch.create().map_err(scratch_error)?;
-        let length = copy(&file, &scratch)?;
+        let scratch = self.scratch.create_within(wait).map_err(scratch_error)?;
+        let length = copy(&file, &scratch, wait)?;
         if is_decorated {
             decorations::copy(&file, scratch.file()).map_err(decorations::told)?;
         }
@@ -192,9 +200,9 @@ impl Datapath {
     /// Moves what [`unlink_name`](Self::unlink_name) left to disk, for which that may take long.
     ///
     /// What stands in the way is no error of the unlink: the file then stays in memory, counted, until it is closed.
-    pub fn move_unlinked(&self, left: Vec<Ino>) {
+    pub fn move_unlinked(&self, left: Vec<Ino>, wait: Wait) {
         for ino in left {
-            match self.become_scratch(ino) {
+            match self.become_scratch(ino, wait) {
                 // Closed meanwhile, it is gone.
                 Ok(()) | Err(Error::BadHandle) => {}
                 Err(error) => {
@@ -249,7 +257,7 @@ fn length_of(file: &File) -> Result<u64, Error> {
 }
 
 /// Copies all bytes of a segment, and leaves its holes. Returns its length.
-fn copy(file: &File, scratch: &ScratchFile) -> Result<u64, Error> {
+fn copy(file: &File, scratch: &ScratchFile, wait: Wait) -> Result<u64, Error> {
     let length = length_of(file)?;
     let mut buffer = vec![0; 1 << 20];
     let mut end = 0;
@@ -264,7 +272,7 @@ fn copy(file: &File, scratch: &ScratchFile) -> Result<u64, Error> {
             if count == 0 {
                 break; // cut meanwhile: the length says so
             }
-            scratch.write_at(&buffer[..count], offset).map_err(scratch_error)?;
+            scratch.write_within(&buffer[..count], offset, wait).map_err(scratch_error)?;
             offset += count as u64;
         }
     }
@@ -284,10 +292,12 @@ fn seek(file: &File, from: u64, whence: Whence) -> Result<Option<u64>, Error> {
 }
 
 /// Changes the length or the pages of a slot file.
-pub(super) fn change_scratch(scratch: &ScratchFile, change: SizeChange) -> Result<(), Error> {
+pub(super) fn change_scratch(scratch: &ScratchFile, change: SizeChange, wait: Wait) -> Result<(), Error> {
     match change {
         SizeChange::Set(length) => scratch.set_length(length),
-        SizeChange::Allocate { offset, length, keep_size } => scratch.grow(offset.get(), length, keep_size),
+        SizeChange::Allocate { offset, length, keep_size } => {
+            scratch.grow_within(offset.get(), length, keep_size, wait)
+        }
         SizeChange::Punch { offset, length } => scratch.punch(offset.get(), length),
     }
     .map_err(scratch_error)
@@ -338,7 +348,7 @@ mod tests {
             while times_set.load(Ordering::Relaxed) == 0 && !setter.is_finished() {
                 thread::yield_now();
             }
-            let moved = datapath.become_scratch(opened.ino);
+            let moved = datapath.become_scratch(opened.ino, Wait::Patiently);
             let goes_on = !setter.is_finished();
             is_over.store(true, Ordering::Relaxed);
             assert!(moved.is_ok() && goes_on, "{moved:?}, while times are set: {goes_on}");
@@ -390,6 +400,23 @@ mod tests {
         datapath.remove_directory(top, b"below").unwrap();
         datapath.forget(below, 1);
         assert_eq!(datapath.slot_directories.load(Ordering::Relaxed), 0, "it goes with its directory");
+    }
+
+    #[test]
+    fn a_copy_to_disk_whose_time_is_over_waits_for_no_room() {
+        let (_place, datapath) = unprivileged();
+        let options = OpenOptions { read: true, write: true, ..OpenOptions::default() };
+        let (_, opened) = datapath.create(&caller(), Ino::ROOT, b"slots", 0o644, options).unwrap();
+        datapath.write(opened.handle, 0, &[1; 4096]).unwrap();
+        let rest = datapath.scratch.capacity().saturating_sub(datapath.scratch.used());
+        let (other, peer) = slow_to_close(&datapath.scratch, rest);
+        drop(other);
+        let began = Instant::now();
+        let moved = datapath.become_scratch(opened.ino, Wait::Until(began));
+        assert!(matches!(moved, Err(Error::ScratchFull(_))), "{moved:?}");
+        assert!(began.elapsed() < Duration::from_secs(20));
+        drop(peer);
+        datapath.release(opened.handle);
     }
 
     #[test]

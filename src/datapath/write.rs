@@ -18,7 +18,7 @@ use super::open_state::{OpenState, Refusal};
 use super::slot_file::scratch_error;
 use super::{Datapath, Error, Handle, HandleId, Object, Phase, Place};
 use crate::namespace::Slot;
-use crate::tier::scratch::ScratchFile;
+use crate::tier::scratch::{ScratchFile, Wait};
 
 /// Reservations of a growing file are made this much ahead, so that not every request allocates.
 const RESERVE_STEP: ByteCount = ByteCount::mib(2);
@@ -75,7 +75,15 @@ impl Datapath {
     /// [`Error::NothingEvictable`], [`Error::OverQuota`], [`Error::TooLarge`] when there is no room;
     /// [`Error::BadHandle`]; [`Error::Io`].
     pub fn write(&self, handle: HandleId, offset: u64, data: &[u8]) -> Result<(), Error> {
-        let outcome = self.write_all(handle, offset, data);
+        self.write_within(handle, offset, data, Wait::Patiently)
+    }
+
+    /// The same, with a limit to the wait for room of a slot file.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn write_within(&self, handle: HandleId, offset: u64, data: &[u8], wait: Wait) -> Result<(), Error> {
+        let outcome = self.write_all(handle, offset, data, wait);
         if let Err(error) = &outcome {
             let slot = self.lock().handles.get(&handle).map(|handle| handle.slot);
             slot.into_iter().for_each(|slot| self.note_refusal(slot, error));
@@ -102,7 +110,7 @@ impl Datapath {
         }
     }
 
-    fn write_all(&self, handle: HandleId, offset: u64, data: &[u8]) -> Result<(), Error> {
+    fn write_all(&self, handle: HandleId, offset: u64, data: &[u8], wait: Wait) -> Result<(), Error> {
         let end = ByteCount(offset).saturating_add(ByteCount(data.len() as u64));
         let (slot, ino) = {
             let mut state = self.lock();
@@ -112,11 +120,11 @@ impl Datapath {
             (slot, state.tree.ino(slot))
         };
         if end >= self.settings.scratch_min {
-            self.become_scratch(ino)?;
+            self.become_scratch(ino, wait)?;
         }
         let _stays = self.stays_where_it_is(slot);
         match self.target(handle)? {
-            Target::Scratch(scratch) => scratch.write_at(data, offset).map_err(scratch_error),
+            Target::Scratch(scratch) => scratch.write_within(data, offset, wait).map_err(scratch_error),
             Target::Segment { file, reserved, directory, slot } => {
                 self.extend_reservation(slot, &file, reserved, end, directory)?;
                 self.write_segment(&file, offset, data)

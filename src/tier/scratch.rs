@@ -5,7 +5,7 @@
 //! goes to the one with most room; one that refuses is passed over.
 //!
 //! Limits: `scratch.capacity`, and a part of the daemon's descriptors. Who finds no room waits at most `PATIENCE` for what others
-//! give back, then says so.
+//! give back, then says so; what it waited for a thread before counts ([`Wait`]).
 //!
 //! Threads: called from session threads, and from those that may wait where that is known ahead. A thread for each disk closes what
 //! nobody uses.
@@ -84,6 +84,15 @@ const FILES_SHARE: u64 = 4;
 /// How long somebody waits for the room of files that are being closed: a disk takes seconds for one in many pieces.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// How long somebody waits for what others give back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Half a minute at most, from when there is no room.
+    Patiently,
+    /// Until a moment at most: a part of its time went before, as for a thread.
+    Until(Instant),
+}
+
 /// The scratch space of one mount.
 #[derive(Debug)]
 pub struct Scratch {
@@ -155,17 +164,26 @@ impl Scratch {
         !self.bytes.has_room(room::pages(offset, length).get()) && self.bytes.is_any_loose()
     }
 
-    /// Until when who begins to wait now does so.
-    fn deadline(&self) -> Instant {
-        Instant::now() + self.patience
+    /// The wait of who begins with it now, all of it.
+    #[must_use]
+    pub fn wait_from_now(&self) -> Wait {
+        Wait::Until(Instant::now() + self.patience)
     }
 
-    /// Makes an empty file. Waits for files that are being closed, half a minute at most, when there are as many as may be.
+    /// Until when who has to wait now does so.
+    fn end_of(&self, wait: Wait) -> Instant {
+        match wait {
+            Wait::Patiently => Instant::now() + self.patience,
+            Wait::Until(end) => end,
+        }
+    }
+
+    /// Makes an empty file. Waits for files that are being closed when there are as many as may be.
     ///
     /// # Errors
     /// [`ScratchError::Disk`] when no directory can be made or written, [`ScratchError::DiskFull`], [`ScratchError::TooMany`].
-    pub fn create(self: &Arc<Self>) -> Result<ScratchFile, ScratchError> {
-        let place = self.files.claim(1, self.deadline());
+    pub fn create_within(self: &Arc<Self>, wait: Wait) -> Result<ScratchFile, ScratchError> {
+        let place = self.files.claim(1, self.end_of(wait));
         let place = place.ok_or_else(|| ScratchError::TooMany { files: self.files() })?;
         let mut refusal = None;
         for number in self.homes_by_room() {

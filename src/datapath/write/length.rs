@@ -14,6 +14,7 @@ use super::super::{
     Caller, Datapath, Error, HandleId, IoPath, Object, OpenOptions, Opened, Phase, Place, State,
 };
 use crate::namespace::{Ino, Slot};
+use crate::tier::scratch::Wait;
 
 /// How a length changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,9 +65,24 @@ impl Datapath {
         through: Option<HandleId>,
         change: SizeChange,
     ) -> Result<(), Error> {
+        self.change_size_within(caller, ino, through, change, Wait::Patiently)
+    }
+
+    /// The same, with a limit to the wait for room of a slot file.
+    ///
+    /// # Errors
+    /// As [`change_size`](Self::change_size).
+    pub fn change_size_within(
+        &self,
+        caller: &Caller,
+        ino: Ino,
+        through: Option<HandleId>,
+        change: SizeChange,
+        wait: Wait,
+    ) -> Result<(), Error> {
         if let Some(slot) = through.and_then(|handle| self.lock().written_through(handle)) {
             // What is refused changes nothing: the file is what its writers made of it.
-            return self.change_open_size(slot, change);
+            return self.change_open_size(slot, change, wait);
         }
         let cut_to = match change {
             SizeChange::Set(length) => Some(length),
@@ -89,7 +105,7 @@ impl Datapath {
         // truncate(2) by name: open, cut, close. The second look-up meets the new version.
         let opened = joined.map_or_else(|| self.open(caller, ino, options), Ok)?;
         let slot = opened.ino.slot();
-        let outcome = self.change_open_size(slot, change);
+        let outcome = self.change_open_size(slot, change, wait);
         if let Err(error) = &outcome
             && !has_joined
             && self.lock().versions_of(slot).0.is_some_and(|current| current != slot)
@@ -103,11 +119,11 @@ impl Datapath {
         outcome
     }
 
-    fn change_open_size(&self, slot: Slot, change: SizeChange) -> Result<(), Error> {
+    fn change_open_size(&self, slot: Slot, change: SizeChange, wait: Wait) -> Result<(), Error> {
         let end = change.end();
         if end >= self.settings.scratch_min {
             let ino = self.lock().tree.ino(slot);
-            self.become_scratch(ino)?;
+            self.become_scratch(ino, wait)?;
         }
         let _stays = self.stays_where_it_is(slot);
         let (file, reserved, directory) = {
@@ -115,7 +131,7 @@ impl Datapath {
             if let Some(Place::Scratch(scratch)) = state.object(slot).map(|object| &object.place) {
                 let scratch = Arc::clone(scratch);
                 drop(state);
-                return change_scratch(&scratch, change).map(|()| self.lock().count_write(slot));
+                return change_scratch(&scratch, change, wait).map(|()| self.lock().count_write(slot));
             }
             self.open_backing(&mut state, slot)?;
             let object = state.object(slot).ok_or(Error::BadHandle)?;

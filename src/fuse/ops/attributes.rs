@@ -15,6 +15,7 @@ use crate::fuse::control_files::ControlFiles;
 use crate::fuse::dispatch::after_telling;
 use crate::fuse::fast_files;
 use crate::namespace::{NAME_LENGTH_MAX, nanos_of};
+use crate::tier::scratch::Wait;
 
 fn reply_attr(
     lifetimes: &Lifetimes,
@@ -115,12 +116,13 @@ pub(in crate::fuse) fn setattr(
             outcome => return reply_attr(&lifetimes, outcome, "setattr", reply),
         }
     }
+    let wait = if is_long { datapath.slot_file_wait() } else { Wait::Patiently };
     let rest = move |reply: ReplyAttr, is_here: bool| {
         if is_shared && !is_here {
             // Its attributes are those of its bytes, which are on other members and cannot be had.
             return reply_attr(&lifetimes, Err(Error::NoObject), "setattr", reply);
         }
-        let outcome = datapath.setattr(&caller, ino(number), &change);
+        let outcome = datapath.setattr_within(&caller, ino(number), &change, wait);
         let news = match &outcome {
             Ok(_) if is_shared => datapath.news_of_access(ino(number)),
             _ => News::default(),

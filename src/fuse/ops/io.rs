@@ -11,6 +11,7 @@ use crate::datapath::{Datapath, HandleId, Read, SizeChange};
 use crate::fuse::attributes::ino;
 use crate::fuse::control_files::ControlFiles;
 use crate::fuse::fast_files;
+use crate::tier::scratch::Wait;
 
 thread_local! {
     /// Reads that the daemon serves land here before they go to the kernel.
@@ -81,16 +82,23 @@ pub(in crate::fuse) fn write(
     }
     let datapath = &dispatcher.datapath;
     if datapath.is_long_to_write(ino(number), offset, ByteCount(data.len() as u64)) {
-        let (datapath, data) = (Arc::clone(datapath), data.to_vec());
-        dispatcher
-            .at_leisure("write", reply, move |reply| write_here(&datapath, handle, offset, &data, reply));
+        let (datapath, data, wait) = (Arc::clone(datapath), data.to_vec(), datapath.slot_file_wait());
+        dispatcher.at_leisure("write", reply, move |reply| {
+            write_here(&datapath, handle, (offset, &data), wait, reply);
+        });
     } else {
-        write_here(datapath, handle, offset, data, reply);
+        write_here(datapath, handle, (offset, data), Wait::Patiently, reply);
     }
 }
 
-fn write_here(datapath: &Datapath, handle: FileHandle, offset: u64, data: &[u8], reply: ReplyWrite) {
-    match datapath.write(HandleId(handle.0), offset, data) {
+fn write_here(
+    datapath: &Datapath,
+    handle: FileHandle,
+    (offset, data): (u64, &[u8]),
+    wait: Wait,
+    reply: ReplyWrite,
+) {
+    match datapath.write_within(HandleId(handle.0), offset, data, wait) {
         Ok(()) => reply.written(u32::try_from(data.len()).unwrap_or(u32::MAX)),
         Err(error) => reply.error(fail("write", &error)),
     }
@@ -117,8 +125,9 @@ pub(in crate::fuse) fn fallocate(
     let through = Some(HandleId(handle.0));
     let (datapath, caller) = (Arc::clone(&dispatcher.datapath), caller(request));
     let is_long = datapath.is_long_to_change(ino(number), change);
+    let wait = if is_long { datapath.slot_file_wait() } else { Wait::Patiently };
     let rest = move |reply: ReplyEmpty| {
-        let outcome = datapath.change_size(&caller, ino(number), through, change);
+        let outcome = datapath.change_size_within(&caller, ino(number), through, change, wait);
         reply_done(outcome, "fallocate", reply);
     };
     if is_long { dispatcher.at_leisure("fallocate", reply, rest) } else { rest(reply) }

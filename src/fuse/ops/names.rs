@@ -247,13 +247,16 @@ pub(in crate::fuse) fn unlink(
     let news = datapath.news_of_removal(ino(parent), name.as_bytes());
     match datapath.unlink_name(&caller(request), ino(parent), name.as_bytes()) {
         Ok(left) if left.is_empty() => after_telling(&datapath, news, move || reply.ok()),
-        Ok(left) => dispatcher.datapath.leave_job(Box::new(move |pace| {
-            // The name is gone either way.
-            if pace == Pace::AtLeisure {
-                datapath.move_unlinked(left);
-            }
-            after_telling(&datapath, news, move || reply.ok());
-        })),
+        Ok(left) => {
+            let wait = datapath.slot_file_wait();
+            dispatcher.datapath.leave_job(Box::new(move |pace| {
+                // The name is gone either way.
+                if pace == Pace::AtLeisure {
+                    datapath.move_unlinked(left, wait);
+                }
+                after_telling(&datapath, news, move || reply.ok());
+            }));
+        }
         Err(error) => reply.error(fail("unlink", &error)),
     }
 }

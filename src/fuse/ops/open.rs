@@ -21,6 +21,7 @@ use crate::fuse::kernel::Kernel;
 use crate::fuse::overload::or_refused;
 use crate::fuse::passthrough;
 use crate::namespace::Ino;
+use crate::tier::scratch::Wait;
 
 fn options(flags: i32) -> OpenOptions {
     let mode = OpenFlags(flags).acc_mode();
@@ -156,9 +157,12 @@ pub(in crate::fuse) fn create(
         return reply.error(Errno::EPERM);
     }
     let Dispatcher { datapath, kernel, lifetimes, .. } = dispatcher;
-    let wanted = Wanted { caller: caller(request), parent: ino(parent), name: name.into(), mode, flags };
+    let is_long = datapath.is_long_to_create(ino(parent), name.as_bytes(), options(flags));
+    let wait = if is_long { datapath.slot_file_wait() } else { Wait::Patiently };
+    let wanted =
+        Wanted { caller: caller(request), parent: ino(parent), name: name.into(), mode, flags, wait };
     let (datapath, kernel, lifetimes) = (Arc::clone(datapath), Arc::clone(kernel), *lifetimes);
-    if datapath.is_long_to_create(wanted.parent, name.as_bytes(), options(flags)) {
+    if is_long {
         let rest = move |reply| create_or_load(datapath, kernel, lifetimes, wanted, reply);
         dispatcher.at_leisure("create", reply, rest);
     } else {
@@ -173,6 +177,7 @@ struct Wanted {
     name: OsString,
     mode: u32,
     flags: i32,
+    wait: Wait,
 }
 
 /// Makes a file, or opens what stands there, when that is in memory.
@@ -206,8 +211,8 @@ fn create_file(
     wanted: &Wanted,
     reply: ReplyCreate,
 ) -> Result<(), ReplyCreate> {
-    let Wanted { caller, parent, name, mode, flags } = wanted;
-    let created = datapath.create(caller, *parent, name.as_bytes(), *mode, options(*flags));
+    let Wanted { caller, parent, name, mode, flags, wait } = wanted;
+    let created = datapath.create_within(caller, *parent, name.as_bytes(), *mode, options(*flags), *wait);
     let answered = created.and_then(|(stat, opened)| {
         let answer = passthrough::answer(datapath, kernel, &reply, &opened);
         // With an error the kernel gets no inode.

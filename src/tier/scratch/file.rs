@@ -20,7 +20,7 @@ use tidefs_engine::types::ByteCount;
 
 use super::budget::Claim;
 use super::closer::Closing;
-use super::{Scratch, ScratchError, disk_error};
+use super::{Scratch, ScratchError, Wait, disk_error};
 
 /// One scratch file. Its blocks are given back soon after the value is dropped, which waits for no disk.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub struct ScratchFile {
     home: usize,
     /// The bytes of its blocks, as they were counted last. Locked from before they are looked up until that is counted.
     pub(super) charged: Mutex<u64>,
-    /// Where what was [allocated](Self::grow) of it ends at most, which may be beyond its end.
+    /// Where what was [allocated](Self::grow_within) of it ends at most, which may be beyond its end.
     pub(super) reach: AtomicU64,
 }
 
@@ -47,7 +47,7 @@ impl ScratchFile {
         disk_error(&self.space.homes[self.home].directory, source)
     }
 
-    /// The file itself, to read and to write inside what was [made room for](Self::grow).
+    /// The file itself, to read and to write inside what was [made room for](Self::grow_within).
     #[must_use]
     pub fn file(&self) -> &Arc<File> {
         self.file.as_ref().expect("it is taken when the value is dropped, and not before")
@@ -71,8 +71,8 @@ impl ScratchFile {
     ///
     /// # Errors
     /// [`ScratchError`]; nothing was written then, unless the disk refused: then a part of it may have been.
-    pub fn write_at(&self, data: &[u8], offset: u64) -> Result<(), ScratchError> {
-        let claim = self.admit(offset, ByteCount(data.len() as u64))?;
+    pub fn write_within(&self, data: &[u8], offset: u64, wait: Wait) -> Result<(), ScratchError> {
+        let claim = self.admit(offset, ByteCount(data.len() as u64), wait)?;
         let written = self.file().write_all_at(data, offset);
         // A disk that became full took a part of it.
         self.settle(claim);
@@ -98,8 +98,14 @@ impl ScratchFile {
     ///
     /// # Errors
     /// [`ScratchError`].
-    pub fn grow(&self, offset: u64, length: ByteCount, keep_size: bool) -> Result<(), ScratchError> {
-        let claim = self.admit(offset, length)?;
+    pub fn grow_within(
+        &self,
+        offset: u64,
+        length: ByteCount,
+        keep_size: bool,
+        wait: Wait,
+    ) -> Result<(), ScratchError> {
+        let claim = self.admit(offset, length, wait)?;
         self.reach.fetch_max(offset.saturating_add(length.get()), Ordering::Relaxed);
         let flags = if keep_size { FallocateFlags::FALLOC_FL_KEEP_SIZE } else { FallocateFlags::empty() };
         self.change_range(flags, offset, length, claim)
@@ -230,6 +236,20 @@ mod tests {
         assert!(began.elapsed() < Duration::from_secs(20) && space.files() == 3, "their closes go on");
         drop((other, peers));
         until_closed(&space);
+    }
+
+    #[test]
+    fn who_waited_for_a_thread_until_its_time_was_over_waits_for_no_room() {
+        let (_directory, space) = testing::space(Duration::from_secs(60));
+        let wait = Wait::Until(Instant::now());
+        let other = space.create().unwrap();
+        let (closing, peer) = slow_to_close(&space, ByteCount::mib(1));
+        drop(closing);
+        let began = Instant::now();
+        assert!(matches!(other.write_within(&[1; 4096], 0, wait), Err(ScratchError::Full { .. })));
+        assert!(matches!(other.grow_within(0, HALF, false, wait), Err(ScratchError::Full { .. })));
+        assert!(began.elapsed() < Duration::from_secs(20));
+        drop(peer);
     }
 
     #[test]

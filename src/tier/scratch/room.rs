@@ -11,21 +11,26 @@ use nix::unistd::{Whence, lseek};
 use tidefs_engine::types::{ByteCount, PAGE};
 
 use super::budget::Claim;
-use super::{ScratchError, ScratchFile};
+use super::{ScratchError, ScratchFile, Wait};
 
 impl ScratchFile {
     /// Claims what `length` bytes at `offset` take at most when they are allocated; no more than they take beside what is there when
-    /// somebody waits for room. Waits for what others may give back when there is no room without, as long as the space has patience:
-    /// files that are being closed, and what is claimed and not used.
+    /// somebody waits for room. Waits for what others may give back when there is no room without: files that are being closed, and
+    /// what is claimed and not used.
     ///
     /// # Errors
     /// [`ScratchError::Full`] when it would pass the capacity.
-    pub(super) fn admit(&self, offset: u64, length: ByteCount) -> Result<Claim<'_>, ScratchError> {
+    pub(super) fn admit(
+        &self,
+        offset: u64,
+        length: ByteCount,
+        wait: Wait,
+    ) -> Result<Claim<'_>, ScratchError> {
         let bytes = &self.space.bytes;
         if let Some(claim) = bytes.try_claim(pages(offset, length).get()) {
             return Ok(claim);
         }
-        let deadline = self.space.deadline();
+        let deadline = self.space.end_of(wait);
         let mut more = self.missing(offset, length);
         loop {
             if let Some(claim) = bytes.claim(more.get(), deadline) {
@@ -114,7 +119,7 @@ mod tests {
     fn what_is_about_to_be_allocated_counts_for_who_asks_next() {
         let (_directory, space) = testing::space(Duration::ZERO);
         let (first, second) = (space.create().unwrap(), space.create().unwrap());
-        let claim = first.admit(0, ByteCount::kib(768)).unwrap();
+        let claim = first.admit(0, ByteCount::kib(768), Wait::Patiently).unwrap();
         assert!(is_refused(second.grow(0, ByteCount::kib(512), false)));
         second.write_at(&[7; 4096], 0).unwrap();
         drop(claim);
@@ -134,7 +139,7 @@ mod tests {
                 thread::yield_now();
             }
             let used = space.used();
-            let rewriting = file.admit(0, PAGE).unwrap();
+            let rewriting = file.admit(0, PAGE, Wait::Patiently).unwrap();
             assert_eq!(space.used(), used, "a page is free, and left to who waits");
             drop((held, rewriting));
             appending.join().unwrap().expect("there is room");

@@ -9,7 +9,23 @@ use std::time::Duration;
 
 use tidefs_engine::types::ByteCount;
 
-use super::{Scratch, ScratchFile};
+use super::{Scratch, ScratchError, ScratchFile, Wait};
+
+impl Scratch {
+    pub(crate) fn create(self: &Arc<Self>) -> Result<ScratchFile, ScratchError> {
+        self.create_within(Wait::Patiently)
+    }
+}
+
+impl ScratchFile {
+    pub(super) fn write_at(&self, data: &[u8], offset: u64) -> Result<(), ScratchError> {
+        self.write_within(data, offset, Wait::Patiently)
+    }
+
+    pub(super) fn grow(&self, offset: u64, length: ByteCount, keep_size: bool) -> Result<(), ScratchError> {
+        self.grow_within(offset, length, keep_size, Wait::Patiently)
+    }
+}
 
 /// Space for 1 MiB, in which nobody waits for longer than `patience`, and where it is.
 pub(super) fn space(patience: Duration) -> (tempfile::TempDir, Arc<Scratch>) {
