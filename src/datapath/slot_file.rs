@@ -321,8 +321,8 @@ mod tests {
     use std::thread;
     use std::time::{Duration, Instant};
 
-    use super::super::AttributeChange;
     use super::super::testing::{caller, unprivileged};
+    use super::super::{AttributeChange, Opened};
     use super::*;
     use crate::tier::scratch::testing::slow_to_close;
 
@@ -419,14 +419,48 @@ mod tests {
         datapath.release(opened.handle);
     }
 
-    #[test]
-    fn a_write_that_waits_for_the_room_of_a_closed_slot_file_is_long_and_one_in_place_is_not() {
-        let (_place, datapath) = unprivileged();
+    /// A slot file that has a page.
+    fn slots(datapath: &Datapath) -> Opened {
         let directory = datapath.make_directory(&caller(), Ino::ROOT, b"ns", 0o755).unwrap().ino;
         datapath.set_attribute(directory, b"user.tidefs.scratch", b"true", None).unwrap();
         let options = OpenOptions { read: true, write: true, ..OpenOptions::default() };
         let (_, slots) = datapath.create(&caller(), directory, b"slots", 0o600, options).unwrap();
         datapath.write(slots.handle, 0, &[7; 4096]).unwrap();
+        slots
+    }
+
+    #[test]
+    fn a_write_whose_room_is_gone_when_it_comes_to_it_is_left_to_who_may_wait_and_counts_as_no_refusal() {
+        let (_place, datapath) = unprivileged();
+        let slots = slots(&datapath);
+        let rest = datapath.scratch.capacity().saturating_sub(datapath.scratch.used());
+        let (other, peer) = slow_to_close(&datapath.scratch, rest);
+        let write = |offset| datapath.write_now(slots.handle, offset, &[8; 4096]);
+        let is_refused = || {
+            let state = datapath.lock();
+            let object = state.object(state.tree.by_ino(slots.ino).unwrap()).unwrap();
+            object.open.as_ref().is_some_and(|open| open.refused.is_some())
+        };
+        let began = Instant::now();
+        drop(other);
+        assert!(matches!((write(0), write(8 << 20)), (Ok(true), Ok(false))));
+        assert!(!is_refused() && began.elapsed() < Duration::from_secs(20));
+        drop(peer);
+        while datapath.scratch.files() > 1 {
+            thread::yield_now();
+        }
+        let rest = datapath.scratch.capacity().saturating_sub(datapath.scratch.used());
+        let _kept = slow_to_close(&datapath.scratch, rest);
+        assert!(
+            matches!(write(8 << 20), Err(Error::ScratchFull(_))) && is_refused(),
+            "nothing is given back"
+        );
+    }
+
+    #[test]
+    fn a_write_that_waits_for_the_room_of_a_closed_slot_file_is_long_and_one_in_place_is_not() {
+        let (_place, datapath) = unprivileged();
+        let slots = slots(&datapath);
         let is_long = |offset| datapath.is_long_to_write(slots.ino, offset, ByteCount(4096));
         let far = 8 << 20;
         assert!(!is_long(far), "there is room");

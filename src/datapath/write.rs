@@ -84,11 +84,27 @@ impl Datapath {
     /// As [`write`](Self::write).
     pub fn write_within(&self, handle: HandleId, offset: u64, data: &[u8], wait: Wait) -> Result<(), Error> {
         let outcome = self.write_all(handle, offset, data, wait);
-        if let Err(error) = &outcome {
-            let slot = self.lock().handles.get(&handle).map(|handle| handle.slot);
-            slot.into_iter().for_each(|slot| self.note_refusal(slot, error));
+        outcome.inspect_err(|error| self.note_refused_write(handle, error))
+    }
+
+    /// The same for who must not wait for room of a slot file. Returns false, and nothing counts as refused, when others have
+    /// it and may give it back: it is to be written by who may wait.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn write_now(&self, handle: HandleId, offset: u64, data: &[u8]) -> Result<bool, Error> {
+        match self.write_all(handle, offset, data, Wait::NotHere) {
+            Err(Error::ScratchFull(refusal)) if self.scratch.may_be_had(&refusal) => Ok(false),
+            outcome => {
+                outcome.inspect_err(|error| self.note_refused_write(handle, error))?;
+                Ok(true)
+            }
         }
-        outcome
+    }
+
+    fn note_refused_write(&self, handle: HandleId, error: &Error) {
+        let slot = self.lock().handles.get(&handle).map(|handle| handle.slot);
+        slot.into_iter().for_each(|slot| self.note_refusal(slot, error));
     }
 
     /// Remembers that the file in `slot` is not what its writer meant.

@@ -91,6 +91,8 @@ pub enum Wait {
     Patiently,
     /// Until a moment at most: a part of its time went before, as for a thread.
     Until(Instant),
+    /// Not at all: it answers the kernel.
+    NotHere,
 }
 
 /// The scratch space of one mount.
@@ -175,6 +177,20 @@ impl Scratch {
         match wait {
             Wait::Patiently => Instant::now() + self.patience,
             Wait::Until(end) => end,
+            Wait::NotHere => Instant::now(),
+        }
+    }
+
+    /// Whether who was refused would find room, or a place, now or after a wait.
+    #[must_use]
+    pub fn may_be_had(&self, refusal: &ScratchError) -> bool {
+        match refusal {
+            ScratchError::Full { needed, .. } => self.bytes.may_be_had(needed.get()),
+            ScratchError::TooMany { .. } => self.files.may_be_had(1),
+            ScratchError::DiskFull { .. }
+            | ScratchError::Before
+            | ScratchError::TooLong { .. }
+            | ScratchError::Disk { .. } => false,
         }
     }
 

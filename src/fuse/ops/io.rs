@@ -7,7 +7,7 @@ use fuser::{Errno, FileHandle, INodeNo, ReplyData, ReplyEmpty, ReplyWrite, Reque
 use tidefs_engine::types::ByteCount;
 
 use super::{Dispatcher, caller, fail, reply_done};
-use crate::datapath::{Datapath, HandleId, Read, SizeChange};
+use crate::datapath::{Datapath, Error, HandleId, Read, SizeChange};
 use crate::fuse::attributes::ino;
 use crate::fuse::control_files::ControlFiles;
 use crate::fuse::fast_files;
@@ -81,25 +81,24 @@ pub(in crate::fuse) fn write(
         };
     }
     let datapath = &dispatcher.datapath;
-    if datapath.is_long_to_write(ino(number), offset, ByteCount(data.len() as u64)) {
-        let (datapath, data, wait) = (Arc::clone(datapath), data.to_vec(), datapath.slot_file_wait());
-        dispatcher.at_leisure("write", reply, move |reply| {
-            write_here(&datapath, handle, (offset, &data), wait, reply);
-        });
-    } else {
-        write_here(datapath, handle, (offset, data), Wait::Patiently, reply);
+    let handle = HandleId(handle.0);
+    if !datapath.is_long_to_write(ino(number), offset, ByteCount(data.len() as u64)) {
+        match datapath.write_now(handle, offset, data) {
+            // Others took the room that there was.
+            Ok(false) => {}
+            outcome => return reply_written(outcome.map(|_| data.len()), reply),
+        }
     }
+    let (datapath, data, wait) = (Arc::clone(datapath), data.to_vec(), datapath.slot_file_wait());
+    dispatcher.at_leisure("write", reply, move |reply| {
+        let outcome = datapath.write_within(handle, offset, &data, wait);
+        reply_written(outcome.map(|()| data.len()), reply);
+    });
 }
 
-fn write_here(
-    datapath: &Datapath,
-    handle: FileHandle,
-    (offset, data): (u64, &[u8]),
-    wait: Wait,
-    reply: ReplyWrite,
-) {
-    match datapath.write_within(HandleId(handle.0), offset, data, wait) {
-        Ok(()) => reply.written(u32::try_from(data.len()).unwrap_or(u32::MAX)),
+fn reply_written(outcome: Result<usize, Error>, reply: ReplyWrite) {
+    match outcome {
+        Ok(length) => reply.written(u32::try_from(length).unwrap_or(u32::MAX)),
         Err(error) => reply.error(fail("write", &error)),
     }
 }

@@ -70,6 +70,11 @@ impl Budget {
         !self.has_room(amount) && self.may_have_room(&loose, amount)
     }
 
+    /// Whether who could not have `amount` may have it now, or soon.
+    pub(super) fn may_be_had(&self, amount: u64) -> bool {
+        self.may_have_room(&self.loose.lock(), amount)
+    }
+
     /// Takes `amount`, which may be more than is needed, if there is room for it now and nobody waits for that.
     pub(super) fn try_claim(&self, amount: u64) -> Option<Claim<'_>> {
         let mut loose = self.loose.lock();
