@@ -2,7 +2,8 @@
 //!
 //! Invariants
 //! - A footer names only what a flush before it made durable.
-//! - A zone whose footer was not written in time is served, and not used again until the next start: it may be written yet.
+//! - A zone whose footer was handed to the disk and not written in time is served, and not used again until the next start: it
+//!   may be written yet. One whose footer was not begun, as the flush before it was late, is used again.
 //! - The last free zone is kept for removals of a zone that is being taken back: without them none would become free. When no
 //!   more is taken back, at the end of the tier, it is for all removals that are left: a disk that lost one is not trusted.
 //!
@@ -27,7 +28,7 @@ use super::identity::{flush, write_blocks};
 use super::memory::{Buffer, Memory, Piece};
 use super::reasons::{DroppedFor, WrittenFor};
 use super::writer::Writer;
-use super::zone::{FooterPlace, ZoneState};
+use super::zone::{FooterPlace, NoFooter, ZoneState};
 
 /// How long a record waits for reclaim to free a zone.
 const ZONE_WAIT: Duration = Duration::from_secs(2);
@@ -143,7 +144,7 @@ impl Writer {
         self.reap_all();
         let Some(open) = self.open.take() else { return };
         let footer = self.write_footer(&open);
-        if let Err(error) = &footer {
+        if let Err(NoFooter { error, .. }) = &footer {
             // Its records are found by their headers.
             tracing::warn!(device = self.device.name, zone = open.zone, %error, "a zone has no footer");
         }
@@ -157,7 +158,7 @@ impl Writer {
         self.shared.wake_reclaim();
     }
 
-    fn write_footer(&self, open: &OpenZone) -> io::Result<FooterPlace> {
+    fn write_footer(&self, open: &OpenZone) -> Result<FooterPlace, NoFooter> {
         write_footer(
             &self.device,
             open.zone,
@@ -202,7 +203,7 @@ pub(super) fn write_footer(
     block: u32,
     entries: Vec<FooterEntry>,
     limit: Duration,
-) -> io::Result<FooterPlace> {
+) -> Result<FooterPlace, NoFooter> {
     let footer =
         encode(&Footer { device: device.uuid, sequence, entries }).ok_or(io::ErrorKind::InvalidInput)?;
     let blocks = u32::try_from(footer.len() / BLOCK).map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -217,9 +218,12 @@ pub(super) fn write_footer(
         Piece::new(&memory, 0, bytes.len()).map(|piece| Request::write(device.offset(zone, block), piece))
     };
     let requests = request(block, &footer).into_iter().chain(request(last, &trailer)).collect();
-    flush(&*device.disk, limit)
-        .and_then(|()| device.disk.submit(requests).wait(limit))
-        .inspect_err(|error| device.note_write_error(error))?;
+    flush(&*device.disk, limit).inspect_err(|error| device.note_write_error(error))?;
+    if let Err(error) = device.disk.submit(requests).wait(limit) {
+        device.note_write_error(&error);
+        let is_late = error.kind() == io::ErrorKind::TimedOut;
+        return Err(NoFooter { error, is_late });
+    }
     device.work.written.add(WrittenFor::Structures, footer.len() as u64 + BLOCK_BYTES);
     Ok(FooterPlace { block, blocks })
 }
@@ -266,25 +270,50 @@ mod tests {
         writer.reap_all();
     }
 
+    /// A tier on a disk, whose limit is short, and a writer without a thread that has stored an object there.
+    fn with_one_written(disk: &Arc<MemoryDisk>) -> (SsdTier, Writer) {
+        let config = SsdConfig { limit: Duration::from_millis(50), ..config(1, 12) };
+        let tier = tier_on(std::slice::from_ref(disk), &config);
+        recover(&tier);
+        let device = Arc::clone(&tier.shared.devices.all()[0]);
+        let mut writer = Writer::new(Arc::clone(&tier.shared), device);
+        write(&mut writer, &tier, b"key", 5000);
+        (tier, writer)
+    }
+
+    /// Frees the zone in which that object stands. Returns its number.
+    fn free_zone_of_it(tier: &SsdTier, device: &Device) -> u32 {
+        let hash = tier.shared.hash(b"key");
+        let place = tier.shared.index.get(&hash).unwrap().place;
+        assert!(device.end_reading(place.zone.zone(), Duration::from_secs(20)));
+        tier.shared.free_zone(device, place.zone.zone(), &[(hash, place)], DroppedFor::Room).unwrap();
+        place.zone.zone()
+    }
+
+    #[test]
+    fn a_zone_is_used_again_when_the_flush_before_its_footer_alone_was_late() {
+        let disk = MemoryDisk::new();
+        let (tier, mut writer) = with_one_written(&disk);
+        disk.hangs.store(true, Ordering::Relaxed);
+        writer.close_zone();
+        disk.let_go();
+        assert_eq!(tier.status().devices[0].write_errors, 1);
+        let zone = free_zone_of_it(&tier, &writer.device);
+        assert_eq!(writer.device.zone(zone).unwrap().state, ZoneState::Free);
+        assert_eq!(tier.status().devices[0].quarantined_zones, 0);
+    }
+
     #[test]
     fn a_zone_whose_footer_may_be_written_yet_serves_what_it_holds_and_is_not_used_again() {
         let disk = MemoryDisk::new();
-        let config = SsdConfig { limit: Duration::from_millis(50), ..config(1, 12) };
-        let tier = tier_on(std::slice::from_ref(&disk), &config);
-        recover(&tier);
-        let device = Arc::clone(&tier.shared.devices.all()[0]);
-        let mut writer = Writer::new(Arc::clone(&tier.shared), Arc::clone(&device));
-        write(&mut writer, &tier, b"key", 5000);
+        let (tier, mut writer) = with_one_written(&disk);
         disk.hangs_writes.store(true, Ordering::Relaxed);
         writer.close_zone();
         disk.hangs_writes.store(false, Ordering::Relaxed);
         assert!(is_right(&tier, b"key", 1, 5000));
         let status = tier.status().devices.remove(0);
         assert_eq!((status.write_errors, status.quarantined_zones), (1, 0));
-        let hash = tier.shared.hash(b"key");
-        let place = tier.shared.index.get(&hash).unwrap().place;
-        assert!(device.end_reading(place.zone.zone(), Duration::from_secs(20)));
-        tier.shared.free_zone(&device, place.zone.zone(), &[(hash, place)], DroppedFor::Room).unwrap();
+        free_zone_of_it(&tier, &writer.device);
         // Where the footer would be written in its zone.
         write(&mut writer, &tier, b"later", 20_000);
         disk.let_go();

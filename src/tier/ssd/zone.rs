@@ -38,6 +38,27 @@ pub(super) struct FooterPlace {
     pub(super) blocks: u32,
 }
 
+/// Why a zone has no footer.
+#[derive(Debug)]
+pub(super) struct NoFooter {
+    pub(super) error: io::Error,
+    /// Whether the disk has it, and may write it yet.
+    pub(super) is_late: bool,
+}
+
+/// Of one that the disk was not given.
+impl From<io::Error> for NoFooter {
+    fn from(error: io::Error) -> Self {
+        Self { error, is_late: false }
+    }
+}
+
+impl From<io::ErrorKind> for NoFooter {
+    fn from(kind: io::ErrorKind) -> Self {
+        io::Error::from(kind).into()
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Zone {
     pub(super) state: ZoneState,
@@ -83,8 +104,8 @@ impl Zone {
     }
 
     /// Its footer was written, or was not.
-    pub(super) fn note_footer(&mut self, written: io::Result<FooterPlace>) {
-        self.has_late_write |= written.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::TimedOut);
+    pub(super) fn note_footer(&mut self, written: Result<FooterPlace, NoFooter>) {
+        self.has_late_write |= written.as_ref().is_err_and(|none| none.is_late);
         self.footer = written.ok();
     }
 
