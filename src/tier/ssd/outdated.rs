@@ -6,7 +6,8 @@
 //!
 //! Invariants
 //! - A disk of the rest that did not go ahead does so later: its writer tries that now and then, and before it says that
-//!   anything is durable. One that takes no writes by then is given up at the next start, too.
+//!   anything is durable. One that takes no writes by then is given up at the next start, too. So is one whose superblock fails
+//!   a few times in a row, whatever else is written: it gets no more writes, and what is to be durable goes to the others.
 //!
 //! Threads: the disk's writer, or the one that takes it out; waits for the other disks.
 
@@ -64,7 +65,7 @@ impl Shared {
             match outcome {
                 Ok(()) => {
                     is_noted = true;
-                    other.is_behind.store(false, Ordering::Relaxed);
+                    other.end_being_behind();
                 }
                 Err(error) => {
                     other.count_write_error(&error);
@@ -112,7 +113,7 @@ impl Shared {
         let superblock = self.superblock_at(device, epochs.of(self.pool));
         match write_superblock(&*device.disk, &superblock, self.limit) {
             Ok(()) => {
-                device.is_behind.store(false, Ordering::Relaxed);
+                device.end_being_behind();
                 tracing::info!(
                     device = device.name,
                     "the superblock of a disk is written: what it holds stays"
@@ -120,7 +121,7 @@ impl Shared {
                 true
             }
             Err(error) => {
-                device.count_write_error(&error);
+                device.count_superblock_error(&error);
                 false
             }
         }

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use tidefs_engine::types::ByteCount;
 
+use super::format::BLOCK_BYTES;
 use super::testing::*;
 use super::*;
 
@@ -102,6 +103,32 @@ fn nothing_is_durable_on_a_disk_that_is_behind_and_takes_no_writes() {
     assert_eq!(tier.outdated_disks(), [0, 1]);
     disks[1].fails_writes.store(false, Ordering::Relaxed);
     assert!(!is_flushed(), "it gets no writes until the next start");
+}
+
+#[test]
+fn a_disk_whose_superblock_cannot_be_written_gets_nothing_more_whatever_else_is_written_there() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = SsdConfig { epochs: Some(directory.path().join("epochs.json")), ..config(2, 8) };
+    let disks = [MemoryDisk::new(), MemoryDisk::new()];
+    // No thread of its own goes ahead.
+    let tier = tier_on(&disks, &config);
+    recover(&tier);
+    let [first, second] = [0, 1].map(|number| tier.shared.devices.get(number).unwrap());
+    let fail_once = || disks[1].next_write_error.store(libc::EIO, Ordering::Relaxed);
+    fail_once();
+    assert!(tier.shared.outdate(&first));
+    for _ in 0..3 {
+        assert!(!second.is_failing(), "it may have been once");
+        second.count_written(WrittenFor::Objects, BLOCK_BYTES);
+        fail_once();
+        assert!(!tier.shared.catch_up(&second));
+    }
+    assert!(second.is_failing() && tier.shared.takers().all(|device| device.number != 1));
+    assert_eq!(tier.outdated_disks(), [0, 1]);
+    assert!(
+        !tier.shared.catch_up(&second) && tier.status().devices[1].write_errors == 4,
+        "it is asked no more"
+    );
 }
 
 #[test]

@@ -24,6 +24,8 @@ pub(super) struct Work {
     pub(super) read_times: Histogram,
     pub(super) write_times: Histogram,
     pub(super) write_errors_in_a_row: AtomicU64,
+    /// Failed writes of its superblock, for a pool that went ahead without it; no other write ends that row.
+    pub(super) superblock_errors_in_a_row: AtomicU64,
 }
 
 /// Loads smaller than this say more about latency than about the rate.

@@ -2,7 +2,8 @@
 //!
 //! Invariants
 //! - A disk that gets no more writes gets none until the next start.
-//! - A write that went well ends the row of those that failed, also one of nothing, where nothing stands.
+//! - A write that went well ends the row of those that failed, also one of nothing, where nothing stands. That of the superblock
+//!   of a disk that is behind is ended by the superblock alone: without it nothing on the disk is durable.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -33,6 +34,25 @@ impl Device {
     pub(in crate::tier::ssd) fn count_write_error(&self, error: &io::Error) -> bool {
         self.note_write_error(error);
         let errors = self.work.write_errors_in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
+        self.end_writes_after(errors, error)
+    }
+
+    /// The superblock of a disk that is behind could not be written.
+    pub(in crate::tier::ssd) fn count_superblock_error(&self, error: &io::Error) {
+        self.note_write_error(error);
+        let of_all = self.work.write_errors_in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
+        let errors = self.work.superblock_errors_in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
+        self.end_writes_after(errors.max(of_all), error);
+    }
+
+    /// The superblock of a disk was written: it is not behind.
+    pub(in crate::tier::ssd) fn end_being_behind(&self) {
+        self.is_behind.store(false, Ordering::Relaxed);
+        self.work.superblock_errors_in_a_row.store(0, Ordering::Relaxed);
+    }
+
+    /// Says that a write failed, the last of so many `errors` in a row. Returns whether the disk gets no more.
+    fn end_writes_after(&self, errors: u64, error: &io::Error) -> bool {
         let gives_up = errors >= WRITE_ERRORS_MAX;
         tracing::error!(device = self.name, %error, gives_up, "a write of the SSD tier failed");
         if gives_up {
