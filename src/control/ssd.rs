@@ -111,7 +111,9 @@ const OF_DEVICES: [OfDevice; 13] = [
     ("tidefs_ssd_capacity_bytes", "Bytes that the disk may hold.", |device| {
         Value::Gauge(device.capacity.get())
     }),
-    ("tidefs_ssd_allocated_bytes", "Real bytes on the disk.", |device| Value::Gauge(device.allocated.get())),
+    ("tidefs_ssd_allocated_bytes", "Real bytes on the disk, as of when its last zone was made.", |device| {
+        Value::Gauge(device.allocated.get())
+    }),
     ("tidefs_ssd_queued_bytes", "Bytes that wait to be written.", |device| Value::Gauge(device.queued.get())),
     ("tidefs_ssd_written_bytes_total", "Bytes written.", |device| Value::Counter(device.written.get())),
     (

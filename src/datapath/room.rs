@@ -272,7 +272,8 @@ impl Datapath {
 
     /// Evicts the coldest objects of so many bytes, as many at once as the disks take, and notes `ending` of them. Tells
     /// `progress` how many objects and bytes went, until that breaks it off. Returns the same. `gone`: gets the inode numbers of
-    /// those that no disk took. A disk that is late is waited for once.
+    /// those that no disk took. For what is on its way to a disk that is late it waits once, and with each further object that can
+    /// go to that disk alone for as long as a request may take.
     pub(super) fn evict_coldest_bytes(
         &self,
         bytes: ByteCount,

@@ -7,7 +7,8 @@
 //! - Room in a queue is asked of the disk to which the record would go. What leaves memory on the strength of the answer is not
 //!   refused for a queue that others filled since then.
 //!
-//! Limits: so a queue is passed by what those have in hand that asked at the same moment, an object for each.
+//! Limits: so a queue is passed by what those have in hand that asked at the same moment: an object for each, but for the demoter,
+//! which asks for several objects before it leaves the first.
 //! Threads: any; nothing here waits for a disk.
 
 use std::sync::Arc;
