@@ -234,7 +234,8 @@ settings! {
         deadline_ms: u64 { default: 5000; range: Range::between(10, 600_000); example: "1000"; }
 
         /// Objects of a chain that are brought back while the one before them is read; `0` waits for each open. Chains
-        /// are learnt from the order in which a client uses keys.
+        /// are learnt from the order in which a client uses keys. What stands nowhere else leaves neither memory nor a
+        /// quota for them.
         prefetch_objects: usize {
             default: 8; range: Range::between(0, 256);
             example: "32";

@@ -6,8 +6,8 @@
 //! ahead of the reader.
 //!
 //! Invariants
-//! - A load of a chain begins only when there is free room for it, in memory and in each quota above it. For what a client names
-//!   others leave memory.
+//! - A load of a chain begins only when there is free room for it in memory, and in each quota above it, where what stands
+//!   elsewhere too leaves for it, and nothing else does. For what a client names others leave memory.
 //! - What was loaded ahead and nobody used is bounded by `prefetch_max` bytes, those on their way included. After
 //!   [`UNUSED_MAX_MS`] it is as any other object: while memory is free nothing else would end that.
 //! - Each object that a load ahead brought is counted once: useful when somebody opens it, wasted when it leaves memory or that time
@@ -26,6 +26,7 @@ use tidefs_engine::types::{ByteCount, KeyHash};
 
 use super::promote::Promoted;
 use super::recent::Recent;
+use super::room::footprint;
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
 use crate::telemetry::Telemetry;
@@ -45,12 +46,21 @@ pub(super) struct Ahead {
     loads: VecDeque<(u64, Ino)>,
     /// Of what is not used yet, which of these loads brought it.
     unused: HashMap<Ino, u64>,
+    /// What is being loaded below quotas, which count it when it has come.
+    below_quotas: Vec<(Ino, ByteCount)>,
     telemetry: Arc<Telemetry>,
 }
 
 impl Ahead {
     pub(super) fn new(telemetry: Arc<Telemetry>) -> Self {
-        Self { successors: None, bytes: 0, loads: VecDeque::new(), unused: HashMap::new(), telemetry }
+        Self {
+            successors: None,
+            bytes: 0,
+            loads: VecDeque::new(),
+            unused: HashMap::new(),
+            below_quotas: Vec::new(),
+            telemetry,
+        }
     }
 }
 
@@ -102,6 +112,26 @@ impl State {
                 self.settle_ahead(slot, false);
             }
         }
+    }
+
+    /// Notes that the object of `ino` is about to be loaded, if a quota will count it. Returns its directory, and for how many bytes
+    /// its quotas need room: for it, and for what else is being loaded below one of them and has not come yet.
+    fn begin_below_quotas(&mut self, ino: Ino) -> Option<(Slot, ByteCount)> {
+        let slot = self.tree.by_ino(ino)?;
+        let size = footprint(self.object(slot)?.size);
+        let directory = self.tree.node(slot).parent;
+        let quotas = self.quotas_above(directory);
+        if quotas.is_empty() {
+            return None;
+        }
+        let is_coming = |&&(other, _): &&(Ino, ByteCount)| {
+            let slot = self.tree.by_ino(other).filter(|&slot| self.on_ssd_alone(slot).is_some());
+            slot.is_some_and(|slot| self.tree.ancestors(slot).any(|above| quotas.contains(&above)))
+        };
+        let others = self.ahead.below_quotas.iter().filter(is_coming).map(|(_, size)| *size);
+        let more = others.fold(size, ByteCount::saturating_add);
+        self.ahead.below_quotas.push((ino, size));
+        Some((directory, more))
     }
 
     /// An object that was loaded ahead is used, or leaves memory without. Returns whether it was one.
@@ -194,16 +224,14 @@ impl Datapath {
         count
     }
 
-    /// Brings an object back if nothing has to go for it: what nobody asked for yet costs nobody anything.
+    /// Brings an object back if nothing is lost for it: what nobody asked for yet costs nobody anything.
     pub(super) fn promote_into_free_room(&self, ino: Ino) -> Result<Promoted<'_>, Error> {
         let size = self.getattr(ino)?.size.round_up_to_pages();
         // Those that run at once count together, what they have got already included.
         let running = self.loading_ahead.fetch_add(size.get(), Ordering::Relaxed).saturating_add(size.get());
         let needed = self.settings.write_headroom.saturating_add(ByteCount(running));
         let outcome = match self.tier.usage() {
-            Ok(usage) if usage.free >= needed && self.quotas_have_room(ino, ByteCount(running)) => {
-                self.promote_for(ino, ReadFor::Ahead)
-            }
+            Ok(usage) if usage.free >= needed => self.promote_into_quotas(ino),
             Ok(_) => Err(Error::NothingEvictable { needed: Some(needed) }),
             Err(error) => Err(error.into()),
         };
@@ -211,11 +239,15 @@ impl Datapath {
         outcome
     }
 
-    /// Whether so many more bytes pass no quota above an object.
-    fn quotas_have_room(&self, ino: Ino, more: ByteCount) -> bool {
-        let state = self.lock();
-        let Some(slot) = state.tree.by_ino(ino) else { return false };
-        state.quota_in_the_way(state.tree.node(slot).parent, more, None).is_none()
+    /// The same, when memory has room. A namespace that holds more than its quota stays full: there what is on disk as well makes
+    /// room, or nothing would be loaded ahead any more.
+    fn promote_into_quotas(&self, ino: Ino) -> Result<Promoted<'_>, Error> {
+        let begun = self.lock().begin_below_quotas(ino);
+        let Some((directory, more)) = begun else { return self.promote_for(ino, ReadFor::Ahead) };
+        let room = self.make_room_in_quota_without_loss(more, directory);
+        let outcome = room.and_then(|()| self.promote_for(ino, ReadFor::Ahead));
+        self.lock().ahead.below_quotas.retain(|(other, _)| *other != ino);
+        outcome
     }
 
     /// The load of an object of `size` that was begun ahead of its use has ended. `has_loaded`: it brought the object, and no other
@@ -248,8 +280,10 @@ impl Datapath {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::super::OpenOptions;
-    use super::super::testing::{caller, directory, make, unprivileged};
+    use super::super::testing::{attach_disk, caller, directory, make, unprivileged};
     use super::*;
 
     /// A cache with an object of 5000 bytes.
@@ -308,5 +342,31 @@ mod tests {
         assert!(!is_loaded(b"2MiB"), "the other one would leave for it");
         assert!(is_loaded(b"3MiB"));
         assert_eq!(datapath.loading_ahead.load(Ordering::Relaxed), 0);
+        assert!(datapath.lock().ahead.below_quotas.is_empty());
+    }
+
+    #[test]
+    fn what_nobody_asked_for_yet_takes_the_place_in_a_full_quota_of_what_is_on_disk_as_well() {
+        let (_place, datapath) = unprivileged();
+        let disk = tempfile::tempdir_in("/var/tmp").unwrap();
+        let datapath = Arc::new(datapath);
+        attach_disk(&datapath, disk.path(), ByteCount::mib(16));
+        let limited = directory(&datapath, b"limited");
+        let [first, second] = ["k0", "k1"].map(|name| make(&datapath, limited, name));
+        let is_away = |ino: Ino| {
+            let state = datapath.lock();
+            state.tree.by_ino(ino).is_some_and(|slot| state.on_ssd_alone(slot).is_some())
+        };
+        assert!(datapath.send_coldest(ByteCount::mib(2)));
+        let end = Instant::now() + Duration::from_secs(20);
+        while !(is_away(first) && is_away(second)) {
+            assert!(Instant::now() < end, "the disk has room");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(datapath.promote(second).unwrap());
+        datapath.set_attribute(limited, b"user.tidefs.quota", b"1MiB", None).unwrap();
+        assert!(!is_away(second), "the quota is full of it");
+        assert!(datapath.promote_into_free_room(first).unwrap().has_loaded());
+        assert!(is_away(second) && !is_away(first));
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Invariants
 //! - Who is told that there is none is counted, and nobody else: what is trimmed, or left out, is no request that is refused.
+//! - For what nobody asked for yet only what stands elsewhere leaves, and nobody waits.
 //!
 //! Limits: a request that finds nothing to evict while a changed policy is being applied there waits for that, at most
 //! `runtime.deadline_ms`. It may be one that answers the kernel, so no longer, and not for what is applied elsewhere.
@@ -10,6 +11,7 @@ use tidefs_engine::types::ByteCount;
 
 use super::folders::QuotaInTheWay;
 use super::history::Ending;
+use super::room::Loss;
 use super::ssd::MayLend;
 use super::{Datapath, Error, State};
 use crate::namespace::Slot;
@@ -32,7 +34,16 @@ impl Datapath {
 
     /// As [`Datapath::make_room_in_quota`], for something that is left out where there is none: nobody is refused.
     pub(super) fn look_for_room_in_quota(&self, more: ByteCount, directory: Slot) -> Result<(), Error> {
-        self.evict_for_quota(more, |state| state.quota_in_the_way(directory, more, None))
+        self.evict_for_quota(more, Loss::Accepted, |state| state.quota_in_the_way(directory, more, None))
+    }
+
+    /// The same at the cost of copies alone: what is nowhere else stays.
+    pub(super) fn make_room_in_quota_without_loss(
+        &self,
+        more: ByteCount,
+        directory: Slot,
+    ) -> Result<(), Error> {
+        self.evict_for_quota(more, Loss::Refused, |state| state.quota_in_the_way(directory, more, None))
     }
 
     /// Evicts inside the directories at and above `directory` that are beyond their quotas by what came to be there. What
@@ -44,7 +55,7 @@ impl Datapath {
     /// The same below the directory whose quota `in_the_way` names, until it names none.
     pub(super) fn trim_below(&self, in_the_way: impl FnMut(&mut State) -> Option<QuotaInTheWay>) {
         // It says which quota stays passed.
-        let _ = self.evict_for_quota(ByteCount::ZERO, in_the_way);
+        let _ = self.evict_for_quota(ByteCount::ZERO, Loss::Accepted, in_the_way);
     }
 
     /// Evicts below the directory whose quota `in_the_way` names, until it names none. What is to be `whole` bytes in a
@@ -54,13 +65,15 @@ impl Datapath {
         whole: ByteCount,
         in_the_way: impl FnMut(&mut State) -> Option<QuotaInTheWay>,
     ) -> Result<(), Error> {
-        self.evict_for_quota(whole, in_the_way).inspect_err(|_| self.telemetry.over_quota.increment())
+        self.evict_for_quota(whole, Loss::Accepted, in_the_way)
+            .inspect_err(|_| self.telemetry.over_quota.increment())
     }
 
     /// The same, not counted as a refusal.
     fn evict_for_quota(
         &self,
         whole: ByteCount,
+        loss: Loss,
         mut in_the_way: impl FnMut(&mut State) -> Option<QuotaInTheWay>,
     ) -> Result<(), Error> {
         let started = self.clock.monotonic();
@@ -76,11 +89,13 @@ impl Datapath {
                 let may_leave = whole <= quota;
                 let victim =
                     may_leave.then(|| state.victim_in_quota(limited, growing, &mut passed_over)).flatten();
+                let victim = victim.and_then(|victim| self.victim_at(loss, &mut state, victim, growing));
                 let Some(victim) = victim else {
                     passed_over.drain(..).for_each(|slot| state.update_hold(slot));
                     let waited = self.clock.monotonic().saturating_sub(started);
                     let left = self.settings.deadline.saturating_sub(waited);
-                    if may_leave && !left.is_zero() && state.is_walked(limited) {
+                    let may_wait = may_leave && loss == Loss::Accepted && !left.is_zero();
+                    if may_wait && state.is_walked(limited) {
                         self.walked.wait_for(&mut state, left);
                         continue;
                     }
@@ -95,6 +110,14 @@ impl Datapath {
             };
             self.see_off(leaving, None);
         }
+    }
+
+    /// The victim, if it may leave at that loss, or one that is to leave soon and may.
+    fn victim_at(&self, loss: Loss, state: &mut State, victim: Slot, growing: Slot) -> Option<Slot> {
+        if loss == Loss::Accepted || self.has_copy(state, victim) {
+            return Some(victim);
+        }
+        self.copied_instead(state, victim, growing).filter(|&slot| state.makes_room(slot))
     }
 }
 
