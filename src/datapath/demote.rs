@@ -1,6 +1,9 @@
 //! The demoter: keeps room free ahead of writers by sending what is coldest to the disks, and copies there of what leaves
 //! next, so that a writer who needs room at once loses nothing.
 //!
+//! What has to go to a disk that has no room for it waits there, as the coldest, and what is hotter waits with it: but for when
+//! another disk has nothing to do, as that one hangs perhaps. Then they are passed by, in a round that has sent nothing yet.
+//!
 //! Threads: `demote_in_background` is a thread of its own; who needs room at once calls [`Datapath::copied_instead`].
 
 use std::time::Duration;
@@ -21,6 +24,8 @@ const SENT_AT_ONCE: usize = 16;
 const COPIED_AHEAD: usize = 256;
 /// Objects that leave next among which one is looked for that is on disk already.
 const COPIED_INSTEAD: usize = 32;
+/// Objects that are passed by in one round, as they go to a disk alone that has no room.
+const PASSED_BY_MAX: usize = 32;
 /// How often the free room is looked at while it is short.
 const BUSY_PAUSE: Duration = Duration::from_millis(2);
 /// How long no copies are made after the tier refused one: its budgets are used up, or no disk takes anything.
@@ -65,10 +70,19 @@ impl Datapath {
             let mut state = self.lock();
             // Those of this round are not in a queue yet.
             let (mut freed, mut ahead) = (ByteCount::ZERO, ByteCount::ZERO);
+            let mut passed_by = Vec::new();
             while freed < missing && leaving.len() < SENT_AT_ONCE {
                 let Some(victim) = state.victim_anywhere(Slot::ROOT) else { break };
                 if !self.has_way_out(ssd, &state, victim, ahead) {
-                    break;
+                    // What is sent now may be for the disk that is idle yet.
+                    let is_idle = ahead == ByteCount::ZERO && ssd.has_idle_disk();
+                    if !is_idle || passed_by.len() == PASSED_BY_MAX {
+                        break;
+                    }
+                    // It keeps its place in the order.
+                    state.hold(victim);
+                    passed_by.push(victim);
+                    continue;
                 }
                 let size = state.object(victim).map(|object| object.size).unwrap_or_default();
                 freed = freed.saturating_add(footprint(size));
@@ -79,6 +93,7 @@ impl Datapath {
                 }
                 leaving.push(one);
             }
+            passed_by.into_iter().for_each(|slot| state.update_hold(slot));
         }
         let has_sent = !leaving.is_empty();
         leaving.into_iter().for_each(|leaving| self.see_off(leaving, None));
@@ -104,7 +119,13 @@ impl Datapath {
                 if size > longest || !state.lacks_copy(ssd, slot) {
                     continue;
                 }
-                if chosen.len() == SENT_AT_ONCE || !state.has_room_on(ssd, slot, ahead) {
+                if chosen.len() == SENT_AT_ONCE {
+                    break;
+                }
+                if !state.has_room_on(ssd, slot, ahead) {
+                    if ahead == ByteCount::ZERO && ssd.has_idle_disk() {
+                        continue;
+                    }
                     break;
                 }
                 ahead = ahead.saturating_add(cost_of(size));

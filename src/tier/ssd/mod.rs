@@ -254,6 +254,12 @@ impl SsdTier {
         self.shared.has_room_for(&self.shared.hash(key), length, ahead)
     }
 
+    /// Whether a disk that takes records has nothing to write.
+    #[must_use]
+    pub fn has_idle_disk(&self) -> bool {
+        self.shared.has_idle_disk()
+    }
+
     /// Counts an object that is lost to memory because there was [no room](Self::has_room_for) for it.
     pub fn count_lost(&self) {
         self.shared.count_lost();

@@ -142,6 +142,10 @@ impl Shared {
         })
     }
 
+    pub(super) fn has_idle_disk(&self) -> bool {
+        self.takers().any(|device| device.queue.bytes() == 0)
+    }
+
     /// See [`super::SsdTier::count_lost`].
     pub(super) fn count_lost(&self) {
         let has_disk = self.least_busy().is_some();
@@ -177,6 +181,21 @@ mod tests {
         assert_eq!(store(&tier, DIRECTORY, 1, 0), Stored::Yes);
         tier.remove_disk(std::path::Path::new("disk 1"), true).unwrap();
         assert_eq!(tier.put(put_of(b"later", 1, 0), |_| ()).unwrap_err(), Refused::NoDevice);
+    }
+
+    #[test]
+    fn no_disk_is_idle_when_each_has_something_to_write() {
+        let disks = [MemoryDisk::new(), MemoryDisk::new()];
+        let (tier, _) = running(&disks, &config(2, 8));
+        assert!(tier.has_idle_disk());
+        disks.iter().for_each(|disk| disk.hangs_writes.store(true, Ordering::Relaxed));
+        tier.put(put_of(b"one", 1, 5000), |_| ()).unwrap();
+        assert!(tier.has_idle_disk());
+        // To the one that has least to do.
+        tier.put(put_of(b"other", 1, 5000), |_| ()).unwrap();
+        assert!(!tier.has_idle_disk());
+        disks.iter().for_each(|disk| disk.let_go());
+        assert!(tier.flush(LIMIT) && tier.has_idle_disk());
     }
 
     #[test]
@@ -222,7 +241,7 @@ mod tests {
         assert!(tier.has_room_for(b"other", length, ByteCount::ZERO), "it does not go to that disk");
         assert!(!tier.has_room_for(b"other", length, queue), "others go there before it");
         assert!(tier.has_room_for(b"other", ByteCount::mib(1), ByteCount::ZERO), "one may be on its way");
-        assert!(tier.is_writing());
+        assert!(tier.is_writing() && tier.has_idle_disk());
         let copy = Put { is_copy: true, ..put_of(b"key", 5, LENGTH) };
         assert_eq!(tier.put(copy, |_| ()), Err(Refused::QueueFull));
         assert_eq!(tier.put(put_of(b"key", 6, LENGTH), |_| ()), Ok(()), "it asked before the others came");
