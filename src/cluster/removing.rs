@@ -153,15 +153,11 @@ impl Core {
         let ends_lost = {
             let mut owner = self.owner.lock();
             let Expired { ends_lost, disbelieved } = owner.expire(now);
-            // Held until it is forgotten: it may be met at once.
             let (peers, gone) = (self.peers.lock(), self.gone.lock());
             for member in disbelieved {
                 let peer = peers.get(&member).map(|peer| peer.has_left);
                 let has_left = peer.or_else(|| gone.get(&member).map(Gone::has_left));
                 self.tell_of_disbelief(member, has_left);
-                if has_left.is_none() {
-                    owner.forget_absence(member);
-                }
             }
             ends_lost
         };

@@ -101,7 +101,8 @@ impl Owner {
 
     /// `member` is not expected any more.
     pub fn forget_member(&mut self, member: MemberId) {
-        self.forget_absence(member);
+        self.contacts.remove(&member);
+        self.note_back(member);
         self.announced.remove(&member);
         self.suspects.remove(&member);
         self.behind.remove(&member);
@@ -109,10 +110,10 @@ impl Owner {
         self.give_up_on(member);
     }
 
-    /// Nothing is remembered of when `member` was lost. Where it is back, it is believed no more than who was never there.
-    pub fn forget_absence(&mut self, member: MemberId) {
-        self.contacts.remove(&member);
-        self.note_back(member);
+    /// When `member` was in touch for the last time, as far as it is believed.
+    #[cfg(test)]
+    pub(crate) fn contact_of(&self, member: MemberId) -> Option<Duration> {
+        self.contacts.get(&member).copied()
     }
 
     /// Facts and numbers of members other than this one that are kept.
