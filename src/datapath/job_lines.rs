@@ -1,8 +1,8 @@
 //! Jobs that wait for the threads that load, of two kinds: those that have a disk take an object, and all others.
 //!
-//! A disk takes many objects at once, and one that hangs keeps each thread for as long as its job may wait: the first have all but a
-//! quarter of the threads at most, the others half of them. Where both want more than there are, they have their turns one by one, and
-//! leave an eighth of the threads to loads.
+//! A disk takes many objects at once, and one that hangs keeps each thread for as long as its job may wait: the first have five eighths
+//! of the threads at most, the others half of them. Where both want more than there are, they have their turns one by one, and leave
+//! a quarter of the threads to loads.
 //!
 //! Limits: `WAITING_MAX` of each kind; what becomes of a further one is said by [`super::loader`].
 //! Threads: any, under the lock of the loader.
@@ -56,11 +56,10 @@ impl JobLines {
 
     /// The next job, if one of `threads` may do it now.
     pub(super) fn next(&mut self, threads: usize) -> Option<(JobKind, Job)> {
-        let for_loads = threads.div_ceil(8).min(threads / 2);
-        if self.durable.running + self.others.running >= threads - for_loads {
+        if self.durable.running + self.others.running >= all_but_a_quarter(threads) {
             return None;
         }
-        let durable = (JobKind::Durable, all_but_a_quarter(threads));
+        let durable = (JobKind::Durable, (threads * 5).div_ceil(8));
         let other = (JobKind::Other, threads.div_ceil(2));
         let kinds = if self.was_durable { [other, durable] } else { [durable, other] };
         for (kind, running_max) in kinds {
@@ -104,14 +103,14 @@ mod tests {
     #[test]
     fn jobs_that_wait_for_a_disk_that_hangs_have_most_of_the_threads_and_leave_some_to_others_and_to_loads() {
         let mut lines = waiting(20, 0);
-        assert_eq!(taken(&mut lines, 16), (12, 0));
+        assert_eq!(taken(&mut lines, 16), (10, 0));
         (0..20).for_each(|_| drop(lines.push(JobKind::Other, Box::new(|_| ()))));
-        assert_eq!(taken(&mut lines, 16), (12, 2));
+        assert_eq!(taken(&mut lines, 16), (10, 2));
         // The other way round.
         let mut lines = waiting(0, 20);
         assert_eq!(taken(&mut lines, 16), (0, 8));
         (0..20).for_each(|_| drop(lines.push(JobKind::Durable, Box::new(|_| ()))));
-        assert_eq!(taken(&mut lines, 16), (6, 8));
+        assert_eq!(taken(&mut lines, 16), (4, 8));
     }
 
     #[test]
