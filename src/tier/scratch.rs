@@ -83,6 +83,8 @@ const FILES_SHARE: u64 = 4;
 
 /// How long somebody waits for the room of files that are being closed: a disk takes seconds for one in many pieces.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// What who comes when that is over waits nevertheless.
+const LATE_PATIENCE: Duration = Duration::from_millis(100);
 
 /// How long somebody waits for what others give back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,7 +178,8 @@ impl Scratch {
     fn end_of(&self, wait: Wait) -> Instant {
         match wait {
             Wait::Patiently => Instant::now() + self.patience,
-            Wait::Until(end) => end,
+            // What others claim for the length of one write comes back in a moment.
+            Wait::Until(end) => end.max(Instant::now() + LATE_PATIENCE),
             Wait::NotHere => Instant::now(),
         }
     }
