@@ -13,7 +13,7 @@ use super::folders::QuotaInTheWay;
 use super::history::Ending;
 use super::room::Loss;
 use super::ssd::MayLend;
-use super::{Datapath, Error, State};
+use super::{Datapath, Error, Marks, State};
 use crate::namespace::Slot;
 
 impl Datapath {
@@ -114,10 +114,21 @@ impl Datapath {
 
     /// The victim, if it may leave at that loss, or one that is to leave soon and may.
     fn victim_at(&self, loss: Loss, state: &mut State, victim: Slot, growing: Slot) -> Option<Slot> {
-        if loss == Loss::Accepted || self.has_copy(state, victim) {
+        if loss == Loss::Accepted {
             return Some(victim);
         }
-        self.copied_instead(state, victim, growing).filter(|&slot| state.makes_room(slot))
+        // What was brought ahead of its use does not give way to more of that.
+        let is_unused = |state: &State, slot| {
+            state.object(slot).is_some_and(|object| object.marks.has(Marks::PREFETCHED))
+        };
+        if is_unused(state, victim) {
+            return None;
+        }
+        if self.has_copy(state, victim) {
+            return Some(victim);
+        }
+        let instead = self.copied_instead(state, victim, growing)?;
+        (state.makes_room(instead) && !is_unused(state, instead)).then_some(instead)
     }
 }
 
