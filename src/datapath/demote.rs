@@ -65,12 +65,11 @@ impl Datapath {
     /// Sends the coldest objects to the disks until `missing` bytes are free or on their way. Returns whether any went.
     pub(super) fn send_coldest(&self, missing: ByteCount) -> bool {
         let Some(ssd) = self.ssd.get() else { return false };
-        let mut leaving = Vec::new();
+        let (mut leaving, mut passed_by) = (Vec::new(), Vec::new());
         {
             let mut state = self.lock();
             // Those of this round are not in a queue yet.
             let (mut freed, mut ahead) = (ByteCount::ZERO, ByteCount::ZERO);
-            let mut passed_by = Vec::new();
             while freed < missing && leaving.len() < SENT_AT_ONCE {
                 let Some(victim) = state.victim_anywhere(Slot::ROOT) else { break };
                 if !self.has_way_out(ssd, &state, victim, ahead) {
@@ -93,9 +92,13 @@ impl Datapath {
                 }
                 leaving.push(one);
             }
-            passed_by.into_iter().for_each(|slot| state.update_hold(slot));
+            passed_by.iter().for_each(|&slot| state.update_hold(slot));
         }
         let has_sent = !leaving.is_empty();
+        if !has_sent && !passed_by.is_empty() {
+            // They are passed by again, which takes long, until their disk is heard of.
+            std::thread::sleep(IDLE_PAUSE);
+        }
         leaving.into_iter().for_each(|leaving| self.see_off(leaving, None));
         has_sent
     }
