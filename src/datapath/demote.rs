@@ -33,6 +33,16 @@ const REFUSED_PAUSE: Duration = Duration::from_millis(500);
 /// How often otherwise.
 const IDLE_PAUSE: Duration = Duration::from_millis(20);
 
+/// What came of looking for objects to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Round {
+    /// Some went.
+    Sent,
+    Nothing,
+    /// None went, as the coldest go to a disk that has no room.
+    PassedBy,
+}
+
 impl Datapath {
     /// Keeps room free ahead of writers, until `is_stopping` says so. Runs in a thread of its own.
     pub fn demote_in_background(&self, is_stopping: impl Fn() -> bool) {
@@ -42,7 +52,7 @@ impl Datapath {
             let target = self.settings.write_headroom.saturating_add(self.settings.free_ahead);
             let free = self.tier.usage().map(|usage| usage.free).unwrap_or_default();
             let missing = target.saturating_sub(free.saturating_add(self.lent_bytes()));
-            let has_sent = missing > ByteCount::ZERO && self.send_coldest(missing);
+            let round = if missing > ByteCount::ZERO { self.send_round(missing) } else { Round::Nothing };
             let is_short = free < target.saturating_add(target);
             let now = self.clock.monotonic();
             if now >= kept_at + UNKEPT_PAUSE {
@@ -53,8 +63,11 @@ impl Datapath {
             if is_short && now >= copies_from && !self.copy_coldest() {
                 copies_from = now + REFUSED_PAUSE;
             }
-            if !has_sent {
-                std::thread::sleep(if is_short { BUSY_PAUSE } else { IDLE_PAUSE });
+            match round {
+                Round::Sent => {}
+                Round::Nothing if is_short => std::thread::sleep(BUSY_PAUSE),
+                // Those that were passed by are so again, which takes long, until their disk is heard of.
+                Round::Nothing | Round::PassedBy => std::thread::sleep(IDLE_PAUSE),
             }
         }
         // The disks write what is left to them now, and no more.
@@ -64,7 +77,11 @@ impl Datapath {
 
     /// Sends the coldest objects to the disks until `missing` bytes are free or on their way. Returns whether any went.
     pub(super) fn send_coldest(&self, missing: ByteCount) -> bool {
-        let Some(ssd) = self.ssd.get() else { return false };
+        self.send_round(missing) == Round::Sent
+    }
+
+    fn send_round(&self, missing: ByteCount) -> Round {
+        let Some(ssd) = self.ssd.get() else { return Round::Nothing };
         let (mut leaving, mut passed_by) = (Vec::new(), Vec::new());
         {
             let mut state = self.lock();
@@ -94,13 +111,13 @@ impl Datapath {
             }
             passed_by.iter().for_each(|&slot| state.update_hold(slot));
         }
-        let has_sent = !leaving.is_empty();
-        if !has_sent && !passed_by.is_empty() {
-            // They are passed by again, which takes long, until their disk is heard of.
-            std::thread::sleep(IDLE_PAUSE);
-        }
+        let round = match (leaving.is_empty(), passed_by.is_empty()) {
+            (false, _) => Round::Sent,
+            (true, true) => Round::Nothing,
+            (true, false) => Round::PassedBy,
+        };
         leaving.into_iter().for_each(|leaving| self.see_off(leaving, None));
-        has_sent
+        round
     }
 
     /// Has copies made of the objects that leave next, while they stay: a writer that needs room at once takes those that
