@@ -345,28 +345,44 @@ mod tests {
         assert!(datapath.lock().ahead.below_quotas.is_empty());
     }
 
-    #[test]
-    fn what_nobody_asked_for_yet_takes_the_place_in_a_full_quota_of_what_is_on_disk_as_well() {
-        let (_place, datapath) = unprivileged();
+    /// Two objects of a MiB, in a directory, of which memory has the second alone, and the disk both.
+    fn on_disk() -> (tempfile::TempDir, tempfile::TempDir, Arc<Datapath>, Ino, [Ino; 2]) {
+        let (place, datapath) = unprivileged();
         let disk = tempfile::tempdir_in("/var/tmp").unwrap();
         let datapath = Arc::new(datapath);
         attach_disk(&datapath, disk.path(), ByteCount::mib(16));
         let limited = directory(&datapath, b"limited");
-        let [first, second] = ["k0", "k1"].map(|name| make(&datapath, limited, name));
-        let is_away = |ino: Ino| {
-            let state = datapath.lock();
-            state.tree.by_ino(ino).is_some_and(|slot| state.on_ssd_alone(slot).is_some())
-        };
+        let inos = ["k0", "k1"].map(|name| make(&datapath, limited, name));
         assert!(datapath.send_coldest(ByteCount::mib(2)));
         let end = Instant::now() + Duration::from_secs(20);
-        while !(is_away(first) && is_away(second)) {
+        while !inos.iter().all(|&ino| is_away(&datapath, ino)) {
             assert!(Instant::now() < end, "the disk has room");
             std::thread::sleep(Duration::from_millis(1));
         }
-        drop(datapath.promote(second).unwrap());
+        drop(datapath.promote(inos[1]).unwrap());
+        (place, disk, datapath, limited, inos)
+    }
+
+    fn is_away(datapath: &Datapath, ino: Ino) -> bool {
+        let state = datapath.lock();
+        state.tree.by_ino(ino).is_some_and(|slot| state.on_ssd_alone(slot).is_some())
+    }
+
+    #[test]
+    fn what_nobody_asked_for_yet_takes_the_place_in_a_full_quota_of_what_is_on_disk_as_well() {
+        let (_place, _disk, datapath, limited, [first, second]) = on_disk();
         datapath.set_attribute(limited, b"user.tidefs.quota", b"1MiB", None).unwrap();
-        assert!(!is_away(second), "the quota is full of it");
+        assert!(!is_away(&datapath, second), "the quota is full of it");
         assert!(datapath.promote_into_free_room(first).unwrap().has_loaded());
-        assert!(is_away(second) && !is_away(first));
+        assert!(is_away(&datapath, second) && !is_away(&datapath, first));
+    }
+
+    #[test]
+    fn what_was_loaded_ahead_gives_no_way_to_more_of_that() {
+        let (_place, _disk, datapath, limited, [first, second]) = on_disk();
+        datapath.set_attribute(limited, b"user.tidefs.quota", b"1MiB", None).unwrap();
+        datapath.ended_ahead(second, ByteCount::mib(1), true, false);
+        assert!(datapath.promote_into_free_room(first).is_err());
+        assert!(!is_away(&datapath, second) && is_away(&datapath, first));
     }
 }

@@ -117,18 +117,14 @@ impl Datapath {
         if loss == Loss::Accepted {
             return Some(victim);
         }
-        // What was brought ahead of its use does not give way to more of that.
-        let is_unused = |state: &State, slot| {
-            state.object(slot).is_some_and(|object| object.marks.has(Marks::PREFETCHED))
+        let leaving = if self.has_copy(state, victim) {
+            victim
+        } else {
+            self.copied_instead(state, victim, growing).filter(|&slot| state.makes_room(slot))?
         };
-        if is_unused(state, victim) {
-            return None;
-        }
-        if self.has_copy(state, victim) {
-            return Some(victim);
-        }
-        let instead = self.copied_instead(state, victim, growing)?;
-        (state.makes_room(instead) && !is_unused(state, instead)).then_some(instead)
+        // What was brought ahead of its use does not give way to more of that.
+        let is_unused = state.object(leaving).is_some_and(|object| object.marks.has(Marks::PREFETCHED));
+        (!is_unused).then_some(leaving)
     }
 }
 
