@@ -64,7 +64,8 @@ settings! {
 
         /// Free memory that is touched before objects need it, and held until they take it, where the first touch is slow: a
         /// virtual machine gets pages from its host when it touches them, some milliseconds for each MiB. Elsewhere nothing is,
-        /// nor while the machine has little memory left. It is within `memory.capacity`; `0` never touches any.
+        /// nor while the machine has little memory left, and little while its processors have work. It is within
+        /// `memory.capacity`; `0` never touches any.
         prefault_max: ByteCount {
             default: default_prefault(capacity), "`memory.capacity`, at most `4GiB`";
             range: Range::any(); example: "16GiB";

@@ -58,6 +58,7 @@ mod persist;
 mod policy_text;
 mod prefault;
 mod prefetch;
+mod processors;
 mod promote;
 mod quota_room;
 mod recent;

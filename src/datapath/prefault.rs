@@ -6,7 +6,8 @@
 //!
 //! Invariant: what is held is within what is free in the tier, so that both together stay within the capacity; close to a full
 //! cache nothing is held, since what is evicted was touched.
-//! Limits: `memory.prefault_max`, and nothing while the machine, or this daemon's control group, has little memory left.
+//! Limits: `memory.prefault_max`, and nothing while the machine, or this daemon's control group, has little memory left; a chunk
+//! every [`BUSY_PAUSE`] while the processors have little time.
 //! Threads: the thread of [`Datapath::make_blanks`], at idle priority.
 
 use std::fs;
@@ -16,6 +17,7 @@ use std::time::Duration;
 use tidefs_engine::types::ByteCount;
 
 use super::Datapath;
+use super::processors::Processors;
 use crate::ffi::IdlePriority;
 use crate::tier::memory::{CHUNK, HugePage, Prefault};
 
@@ -30,6 +32,9 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 const START: Duration = Duration::from_secs(1);
 /// How often it is looked at whether there is memory to spare.
 const SPARE_LOOK: Duration = Duration::from_secs(1);
+/// How long nothing is touched after a chunk that was touched while others work: until the host has given it, nobody else has
+/// that processor.
+const BUSY_PAUSE: Duration = Duration::from_millis(100);
 
 /// Where the devices are that a virtual machine has from its host.
 const DEVICES: &str = "/sys/bus/virtio/devices";
@@ -49,6 +54,7 @@ pub(super) struct Prefaulting {
     has_spare: bool,
     /// When it is looked at again whether there is memory to spare.
     spare_look: Duration,
+    processors: Processors,
     /// Where it touches.
     page: Option<HugePage>,
 }
@@ -57,7 +63,9 @@ impl Prefaulting {
     /// That of a thread that begins `now`, and touches memory in `page`, if there is one.
     pub(super) fn new(now: Duration, page: Option<HugePage>) -> Self {
         let (is_slow, has_spare) = (false, false);
-        Self { is_slow, resume: now + START, pause: Duration::ZERO, has_spare, spare_look: now, page }
+        let processors = Processors::default();
+        let (resume, pause) = (now + START, Duration::ZERO);
+        Self { is_slow, resume, pause, has_spare, spare_look: now, processors, page }
     }
 
     /// Touches nothing for a while, each time for twice as long.
@@ -103,12 +111,16 @@ impl Datapath {
             work.is_slow = true;
             return true;
         }
+        let have_time = work.processors.have_time(now);
         match prefault.touch(&mut work.page, idle) {
             Ok(_) => {
                 // Others have written since: at idle priority a touch takes as long as they let it.
                 let free = self.tier.usage().map_or(ByteCount::ZERO, |usage| usage.free);
                 idle.suspended(|| self.give_up_prefault(free));
-                true
+                if !have_time {
+                    work.resume = self.clock.monotonic() + BUSY_PAUSE;
+                }
+                have_time
             }
             Err(error) => {
                 tracing::debug!(%error, "no memory is touched ahead for a while");
