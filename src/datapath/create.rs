@@ -154,7 +154,7 @@ impl Datapath {
         open.file = backing.file;
         (open.reserved, open.guessed) = (backing.reserved, backing.reserved);
         let slot = state.tree.make(attributes, Body::File(object));
-        state.take_name(slot, parent, name.clone())?;
+        state.take_free_name(slot, parent, name.clone());
         state.recharge(slot);
         state.tree.reference(slot);
         state.tree.node_mut(parent).attributes.written_at(attributes.mtime_ns);

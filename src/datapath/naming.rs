@@ -71,7 +71,10 @@ impl State {
         self.naming.as_ref().is_some_and(|naming| directory.id < naming.first_new)
     }
 
-    /// Gives a node its name. What a disk holds under it and nobody was told of is replaced.
+    /// Gives a node without a name one. What a disk holds under it and nobody was told of is replaced.
+    ///
+    /// # Errors
+    /// Something has that name, or its directory was removed.
     pub(super) fn take_name(&mut self, slot: Slot, parent: Slot, name: Name) -> Result<(), Error> {
         let tier = self.naming.as_ref().map(|naming| &naming.tier).or(self.unread_on_ssd.as_ref());
         if let Some(tier) = tier
@@ -83,19 +86,19 @@ impl State {
                 tier.remove(&key, version);
             }
         }
-        let was_named = self.tree.get(slot).is_some_and(|node| !node.is_detached());
-        self.tree.attach(slot, parent, name)?;
-        if was_named {
-            self.tell_clients(slot);
-        }
-        Ok(())
+        Ok(self.tree.attach(slot, parent, name)?)
+    }
+
+    /// The same where nothing has the name and its directory was not removed: who calls this has seen to both.
+    pub(super) fn take_free_name(&mut self, slot: Slot, parent: Slot, name: Name) {
+        self.take_name(slot, parent, name).expect("the name is free, in a directory that was not removed");
     }
 
     /// A node leaves its name for another one, which nothing has by now, below a directory that was not removed. A directory is
     /// not moved below itself.
     pub(super) fn move_name(&mut self, slot: Slot, parent: Slot, name: Name) {
         self.leave_name(slot);
-        self.take_name(slot, parent, name).expect("the name is free, below a directory that holds it");
+        self.take_free_name(slot, parent, name);
     }
 
     /// Takes the name from a node. What a disk holds of it goes too, whether or not that was known.

@@ -128,10 +128,7 @@ impl Datapath {
         self.expect_writer(state, caller, renewed);
         state.forget_pin(slot);
         state.leave_name(slot);
-        state
-            .tree
-            .attach(renewed, parent, name)
-            .expect("the name was just given up, below a directory that holds it");
+        state.take_free_name(renewed, parent, name);
         state.move_charge(slot, renewed);
         if let Some(kernel) = self.kernel.get() {
             kernel.forget_attributes(ino);

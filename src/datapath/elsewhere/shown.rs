@@ -86,18 +86,15 @@ impl State {
         let next = self.tree.child(parent, name.as_bytes());
         next.into_iter().for_each(|next| self.leave_name(next));
         let slot = self.tree.make(attributes, Body::File(object));
-        if self.tree.attach(slot, parent, name.clone()).is_ok() {
-            self.elsewhere.copies.insert(slot, copies);
-            if let Some(next) = next {
-                self.supersede(slot, next, (parent, name));
-            }
-            let ino = self.tree.ino(slot);
-            self.elsewhere.shown.order.push_back(ino);
-            self.bound_shown();
-        } else if let Some(object) = self.object_mut(slot) {
-            object.phase = Phase::Gone;
-            self.drop_if_unused(slot);
+        let shown = self.tree.attach(slot, parent, name.clone());
+        shown.expect("the name is free, in a directory that was not removed");
+        self.elsewhere.copies.insert(slot, copies);
+        if let Some(next) = next {
+            self.supersede(slot, next, (parent, name));
         }
+        let ino = self.tree.ino(slot);
+        self.elsewhere.shown.order.push_back(ino);
+        self.bound_shown();
     }
 
     /// The hidden file in `next` takes the place of the object in `slot` when it is sealed.
