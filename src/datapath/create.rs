@@ -281,10 +281,10 @@ impl Datapath {
         Ok(self.stat_of(&state, slot))
     }
 
-    /// Enters a new directory into the tables and keeps a record of it.
+    /// Enters a new directory in one that was not removed into the tables and keeps a record of it.
     ///
     /// # Errors
-    /// [`Error::Io`] when its record cannot be written: then there is no directory.
+    /// [`Error::Exists`]; [`Error::Io`] when its record cannot be written: then there is no directory.
     pub(super) fn enter_directory(
         &self,
         state: &mut State,
@@ -292,10 +292,13 @@ impl Datapath {
         name: Name,
         attributes: Attributes,
     ) -> Result<Slot, Error> {
+        if state.tree.child(parent, name.as_bytes()).is_some() {
+            return Err(Error::Exists);
+        }
         let id = state.next_directory;
         state.next_directory = tidefs_engine::types::DirectoryId(id.0 + 1);
         let slot = state.tree.make(attributes, Body::Directory(Box::new(Directory::new(id))));
-        state.take_name(slot, parent, name)?;
+        state.take_free_name(slot, parent, name);
         state.enter_folder(slot, PolicyRecord::default(), parent);
         if let Err(error) = self.persist_directory(state, slot) {
             state.tree.detach(slot);
@@ -373,6 +376,18 @@ mod tests {
             assert!(matches!(refused, Err(Error::TooDeep)), "{refused:?}");
         }
         testing::make(&datapath, deepest, &"f".repeat(255));
+    }
+
+    #[test]
+    fn a_directory_that_finds_its_name_taken_costs_nothing() {
+        let (_place, datapath) = testing::unprivileged();
+        testing::make(&datapath, Ino::ROOT, "taken");
+        let mut state = datapath.lock();
+        let known = state.tree.len();
+        let (name, attributes) = (Name::new(b"taken").unwrap(), Attributes::new(0o755, 0, 0, 0));
+        let refused = datapath.enter_directory(&mut state, Slot::ROOT, name, attributes);
+        assert!(matches!(refused, Err(Error::Exists)), "{refused:?}");
+        assert_eq!(state.tree.len(), known);
     }
 
     #[test]
