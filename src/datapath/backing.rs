@@ -27,11 +27,13 @@ impl Datapath {
     /// Makes sure that the object's backing file is open.
     pub(super) fn open_backing(&self, state: &mut State, slot: Slot) -> Result<(), Error> {
         let Some(object) = state.object_mut(slot) else { return Err(Error::IsDirectory) };
-        if let Place::Solo(segment) = object.place
-            && object.file().is_none()
-        {
-            let file = self.segment_file(segment)?;
-            object.open_mut().file = Some(Arc::new(file));
+        if object.file().is_some() {
+            return Ok(());
+        }
+        match object.place {
+            Place::Solo(segment) => object.open_mut().file = Some(Arc::new(self.segment_file(segment)?)),
+            Place::Freed => return Err(Error::Stale),
+            Place::Packed(_) | Place::Scratch(_) | Place::Ssd | Place::Remote => {}
         }
         Ok(())
     }
@@ -62,7 +64,7 @@ impl Datapath {
             Place::Solo(segment) => Ok(Arc::new(self.segment_file(*segment)?)),
             Place::Scratch(scratch) => Ok(Arc::clone(scratch.file())),
             Place::Packed(_) => Err(Error::Unsupported("packed objects have no backing file")),
-            Place::Ssd | Place::Remote => Err(Error::Stale),
+            Place::Ssd | Place::Remote | Place::Freed => Err(Error::Stale),
         }
     }
 

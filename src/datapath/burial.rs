@@ -3,7 +3,6 @@
 use tidefs_engine::types::ByteCount;
 
 use super::history::Ending;
-use super::remove::NO_SEGMENT;
 use super::ssd::SsdRecord;
 use super::{Datapath, Place, State};
 use crate::namespace::{Ino, Slot};
@@ -112,7 +111,7 @@ impl Datapath {
     /// Takes the record from bytes that are still there.
     pub(super) fn retire(&self, place: &Place) {
         let retired = match place {
-            Place::Solo(NO_SEGMENT) | Place::Scratch(_) | Place::Ssd | Place::Remote => Ok(()),
+            Place::Scratch(_) | Place::Ssd | Place::Remote | Place::Freed => Ok(()),
             Place::Packed(extent) => self.tier.retire_packed(*extent),
             Place::Solo(segment) => self.tier.unseal_segment(*segment),
         };
@@ -128,7 +127,7 @@ impl Datapath {
     pub(super) fn free_place(&self, place: Place) {
         self.watch_for_end_of_room();
         match place {
-            Place::Solo(NO_SEGMENT) | Place::Scratch(_) | Place::Ssd | Place::Remote => {}
+            Place::Scratch(_) | Place::Ssd | Place::Remote | Place::Freed => {}
             Place::Solo(segment) => self.free_segment(segment),
             Place::Packed(extent) => {
                 if let Err(error) = self.tier.free_packed(extent) {

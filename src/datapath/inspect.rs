@@ -253,7 +253,7 @@ impl Datapath {
             pin_ends_at_ns: state.pin_end_ns(slot),
             segment: object.and_then(|object| match object.place {
                 Place::Solo(segment) => Some(segment),
-                Place::Packed(_) | Place::Scratch(_) | Place::Ssd | Place::Remote => None,
+                Place::Packed(_) | Place::Scratch(_) | Place::Ssd | Place::Remote | Place::Freed => None,
             }),
             predecessor: None,
         }

@@ -11,7 +11,6 @@
 
 use tidefs_engine::types::ByteCount;
 
-use super::remove::NO_SEGMENT;
 use super::{Datapath, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
 
@@ -82,9 +81,9 @@ impl Datapath {
                 }
                 idle.push(ino);
                 match object.place {
-                    Place::Solo(NO_SEGMENT) | Place::Scratch(_) | Place::Ssd | Place::Remote => {}
+                    Place::Scratch(_) | Place::Ssd | Place::Remote | Place::Freed => {}
                     Place::Solo(_) | Place::Packed(_) => {
-                        places.push(std::mem::replace(&mut object.place, Place::Solo(NO_SEGMENT)));
+                        places.push(std::mem::replace(&mut object.place, Place::Freed));
                     }
                 }
                 if let Some(kernel) = self.kernel.get() {

@@ -31,6 +31,8 @@ pub enum Place {
     Ssd,
     /// On other members of the cluster alone: fetched before it is opened.
     Remote,
+    /// Nowhere any more. Whoever has it open reads and writes its backing file, whose pages go with the last of them.
+    Freed,
 }
 
 impl Place {
@@ -259,7 +261,7 @@ impl Object {
     /// Whether its bytes can still be found without an open handle.
     #[must_use]
     pub fn is_readable(&self) -> bool {
-        !matches!(self.place, Place::Solo(super::remove::NO_SEGMENT) | Place::Ssd | Place::Remote)
+        !matches!(self.place, Place::Ssd | Place::Remote | Place::Freed)
     }
 
     /// Whether nobody reads it any more, nor can: it has no name, no bytes, and is open nowhere.

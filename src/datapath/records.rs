@@ -45,7 +45,7 @@ impl Datapath {
                 Some(file) => Arc::clone(file),
                 None => Arc::new(self.tier.open_segment(segment)?),
             }),
-            Place::Packed(_) | Place::Scratch(_) | Place::Ssd | Place::Remote => None,
+            Place::Packed(_) | Place::Scratch(_) | Place::Ssd | Place::Remote | Place::Freed => None,
         };
         if let Some(file) = file.as_ref().filter(|_| !object.marks.has(Marks::FINAL)) {
             // Its writer may have gone on since the seal.

@@ -227,7 +227,7 @@ impl Datapath {
                 object.settle();
                 if matches!(late, Place::Scratch(_)) {
                     // The name is gone and so is the last user: the blocks go now, not at FORGET.
-                    object.place = Place::Solo(super::remove::NO_SEGMENT);
+                    object.place = Place::Freed;
                 }
                 state.linger(slot);
             }

@@ -1,6 +1,6 @@
 //! How things leave: eviction, unlink, replacement, a directory's end, and the kernel's FORGET.
 
-use tidefs_engine::types::{ByteCount, ObjectCount, SegmentId};
+use tidefs_engine::types::{ByteCount, ObjectCount};
 
 use super::burial::Doomed;
 use super::folders::Change;
@@ -10,9 +10,6 @@ use super::{Caller, Datapath, Error, Marks, Phase, Place, State, key_hash};
 use crate::namespace::{Body, Ino, Name, Node, Slot};
 use crate::tier::eviction::Departure;
 use crate::tier::scratch::Wait;
-
-/// Stands for bytes that are freed already. Segment ids start far above it.
-pub(super) const NO_SEGMENT: SegmentId = SegmentId(0);
 
 impl State {
     /// Takes a visible object out of every table and out of its directory. With open handles its node stays,
@@ -103,7 +100,7 @@ impl State {
             match object.place {
                 Place::Packed(_) | Place::Solo(_) if keeps => doomed.retired = Some(object.place.clone()),
                 // Freed once, now: the kernel may keep the inode for longer.
-                Place::Packed(_) | Place::Solo(_) if !keeps => object.place = Place::Solo(NO_SEGMENT),
+                Place::Packed(_) | Place::Solo(_) if !keeps => object.place = Place::Freed,
                 _ => {}
             }
         }
@@ -140,7 +137,7 @@ impl State {
                         self.elsewhere.leave(slot);
                         None
                     }
-                    Place::Solo(NO_SEGMENT) | Place::Scratch(_) | Place::Ssd => None,
+                    Place::Scratch(_) | Place::Ssd | Place::Freed => None,
                     place @ (Place::Solo(_) | Place::Packed(_)) => Some(place),
                 }
             }

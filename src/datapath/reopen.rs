@@ -6,7 +6,6 @@
 
 use tidefs_engine::types::ByteCount;
 
-use super::remove::NO_SEGMENT;
 use super::room::footprint;
 use super::{Caller, Datapath, Error, Marks, Object, OpenOptions, Phase, Place, State};
 use crate::namespace::{Body, Slot};
@@ -107,7 +106,7 @@ impl Datapath {
         let (ino, attributes) = (state.tree.ino(slot), state.tree.node(slot).attributes);
         let (parent, name) = (state.tree.node(slot).parent, state.tree.name(slot));
         let Some(old) = state.object_mut(slot) else { return };
-        let mut object = Object::writing(std::mem::replace(&mut old.place, Place::Solo(NO_SEGMENT)));
+        let mut object = Object::writing(std::mem::replace(&mut old.place, Place::Freed));
         let shared = match object.place {
             Place::Solo(segment) if old.marks.has(Marks::SHARED) => Some(segment),
             _ => None,

@@ -235,7 +235,7 @@ impl State {
     fn slot_file(&self, ino: Ino) -> Option<Arc<ScratchFile>> {
         match &self.object(self.tree.by_ino(ino)?)?.place {
             Place::Scratch(scratch) => Some(Arc::clone(scratch)),
-            Place::Solo(_) | Place::Packed(_) | Place::Ssd | Place::Remote => None,
+            Place::Solo(_) | Place::Packed(_) | Place::Ssd | Place::Remote | Place::Freed => None,
         }
     }
 
@@ -243,9 +243,8 @@ impl State {
         let slot = self.tree.by_ino(ino).ok_or(Error::BadHandle)?;
         let object = self.object(slot).ok_or(Error::BadHandle)?;
         let open = object.open.as_ref().ok_or(Error::BadHandle)?;
-        let is_fixed =
-            !matches!(object.place, Place::Solo(_)) || open.passthrough > 0 || object.phase == Phase::Sealed;
-        if is_fixed {
+        let is_in_segment = matches!(object.place, Place::Solo(_) | Place::Freed);
+        if !is_in_segment || open.passthrough > 0 || object.phase == Phase::Sealed {
             return Ok((slot, Movable::Not));
         }
         Ok((slot, Movable::From(Arc::clone(open.file.as_ref().ok_or(Error::BadHandle)?))))

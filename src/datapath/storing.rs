@@ -191,7 +191,9 @@ impl Datapath {
                 Bytes::Segment(mapping)
             }
             Place::Packed(extent) => Bytes::Packed(*extent),
-            Place::Scratch(_) | Place::Ssd | Place::Remote => return Err(io::ErrorKind::InvalidInput.into()),
+            Place::Scratch(_) | Place::Ssd | Place::Remote | Place::Freed => {
+                return Err(io::ErrorKind::InvalidInput.into());
+            }
         };
         Ok((bytes, checksum))
     }

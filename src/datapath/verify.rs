@@ -226,7 +226,7 @@ impl Datapath {
                 Some(file) => self.tier.read_record(file)?,
                 None => self.tier.read_record(&self.tier.open_segment(*segment)?)?,
             },
-            Place::Scratch(_) | Place::Ssd | Place::Remote => None,
+            Place::Scratch(_) | Place::Ssd | Place::Remote | Place::Freed => None,
         };
         Ok(record.and_then(|record| record.checksum))
     }
@@ -241,7 +241,7 @@ impl Datapath {
                 Source::Packed(data)
             }
             Place::Solo(segment) => Source::Solo(self.tier.open_segment(*segment)?),
-            Place::Scratch(_) | Place::Ssd | Place::Remote => {
+            Place::Scratch(_) | Place::Ssd | Place::Remote | Place::Freed => {
                 return Err(Error::Unsupported("what is not in memory has no checksum there"));
             }
         };

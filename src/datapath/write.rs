@@ -231,7 +231,7 @@ impl Datapath {
                     return Ok(Read::Bytes(count));
                 }
                 Place::Scratch(scratch) => Arc::clone(scratch.file()),
-                Place::Solo(_) => Arc::clone(object.file().ok_or(Error::BadHandle)?),
+                Place::Solo(_) | Place::Freed => Arc::clone(object.file().ok_or(Error::BadHandle)?),
                 // Nothing that is open leaves memory.
                 Place::Ssd | Place::Remote => return Err(Error::BadHandle),
             }

@@ -261,7 +261,7 @@ impl Datapath {
             }
             Place::Packed(_) => Located::Packed { version, length },
             Place::Ssd | Place::Remote => Located::Below,
-            Place::Scratch(_) => Located::AskByFile,
+            Place::Scratch(_) | Place::Freed => Located::AskByFile,
         }
     }
 

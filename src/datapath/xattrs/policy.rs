@@ -130,7 +130,7 @@ pub(in crate::datapath) fn tier_text(object: &Object) -> &'static str {
         (Place::Scratch(_), _) => "scratch",
         (_, Phase::Writing | Phase::Parked) => "writing",
         (Place::Packed(_), _) => "packed",
-        (Place::Solo(_), _) => "memory",
+        (Place::Solo(_) | Place::Freed, _) => "memory",
         (Place::Ssd, _) => "ssd",
         (Place::Remote, _) => "remote",
     }
