@@ -4,7 +4,7 @@ use tidefs_engine::types::ByteCount;
 
 use super::history::Ending;
 use super::ssd::SsdRecord;
-use super::{Datapath, Place, State};
+use super::{Datapath, Object, Place, State};
 use crate::namespace::{Ino, Slot};
 use crate::tier::eviction::Departure;
 
@@ -29,34 +29,49 @@ pub(super) struct Doomed {
 }
 
 impl Doomed {
-    /// Bytes of an object that stays under its name. The kernel gave its backing file up under the lock: it may have
-    /// another one by now.
-    pub(super) fn bytes_only(place: Place, size: ByteCount, ino: Ino) -> Self {
-        let place = Some(place);
+    /// Nothing is to be done for the object yet, and its backing file stays.
+    pub(super) fn nothing(ino: Ino) -> Self {
         Self {
-            place,
+            place: None,
             retired: None,
             on_ssd: None,
             is_retired: false,
-            size,
+            size: ByteCount::ZERO,
             ino,
             kernel_knows: false,
             is_open: true,
         }
     }
 
+    /// Bytes of an object that stays under its name. The kernel gave its backing file up under the lock: it may have
+    /// another one by now.
+    pub(super) fn bytes_only(place: Place, size: ByteCount, ino: Ino) -> Self {
+        Self { place: Some(place), size, ..Self::nothing(ino) }
+    }
+
     /// The record in the SSD tier of an object that stays under another name.
     pub(super) fn record_only(record: SsdRecord, ino: Ino) -> Self {
-        let size = ByteCount::ZERO;
-        Self {
-            place: None,
-            retired: None,
-            on_ssd: Some(record),
-            is_retired: false,
-            size,
-            ino,
-            kernel_knows: false,
-            is_open: true,
+        Self { on_ssd: Some(record), ..Self::nothing(ino) }
+    }
+
+    /// Takes the bytes of an object that lost its name just now: to free them, or while somebody may still come to them, as when
+    /// they are to `linger`, only so that a restart does not find them.
+    pub(super) fn take_bytes(&mut self, object: &mut Object, linger: bool) {
+        self.is_open = object.is_open() || linger;
+        // A segment file may lose its name at any time: who has it open or mapped keeps its pages. A packed object has no file of
+        // its own, so its extent stays until it is closed, which is after the last mapping.
+        let is_packed = matches!(object.place, Place::Packed(_));
+        // So does what a client of the fast path holds a reference to: it may be about to map it.
+        let stay = linger || object.references > 0 || (is_packed && self.is_open);
+        let are_in_memory = is_packed || matches!(object.place, Place::Solo(_));
+        if stay {
+            self.retired = are_in_memory.then(|| object.place.clone());
+        } else {
+            self.place = Some(object.place.clone());
+            if are_in_memory {
+                // Freed once, now: the kernel may keep the inode for longer.
+                object.place = Place::Freed;
+            }
         }
     }
 }

@@ -20,10 +20,8 @@ impl State {
         departure: Departure,
         ending: Option<(i64, Ending)>,
     ) -> Doomed {
-        let is_replaced = departure == Departure::Gone
-            && ending.is_none()
-            && self.object(slot).is_some_and(|object| object.phase == Phase::Sealed);
-        let is_barred = matches!(ending, Some((_, Ending::Corrupt | Ending::EvictedByOperator)));
+        let is_sealed = self.object(slot).is_some_and(|object| object.phase == Phase::Sealed);
+        let is_replaced = departure == Departure::Gone && ending.is_none() && is_sealed;
         if is_replaced {
             // What takes its place is told itself; a word about the old one before that would be a moment of absence.
             self.forget_replaced_copy(slot);
@@ -33,35 +31,20 @@ impl State {
         let on_ssd = self.ssd_record(slot);
         self.readmit(slot);
         let node = self.tree.node(slot);
-        let (parent, kernel_knows) = (node.parent, node.lookups > 0);
-        let is_named = !node.is_detached();
+        let (is_named, kernel_knows) = (!node.is_detached(), node.lookups > 0);
         let ino = self.tree.ino(slot);
-        let key = self.key_of(slot);
         let size = self.object(slot).map(|object| object.size).unwrap_or_default();
-        let is_resident = self.object(slot).is_some_and(super::Object::is_resident);
-        let is_slot_file = self.object(slot).is_some_and(super::Object::is_slot_file);
         let next = self.next_version(slot);
         // What is written over it goes on as a file that had none before it, be it that another host replaced or removed this one
         // or that its bytes are broken. Of one that has no name any more nothing is written.
         let heir = next.filter(|_| ending.is_some() && is_named);
         let heir = heir.and_then(|next| self.drop_claim(next).map(|place| (next, place)));
-        if is_resident && self.object(slot).is_some_and(|object| object.phase == Phase::Sealed) {
-            self.note_departed(slot, size);
-        }
-        match self.object(slot).map(|object| object.phase) {
-            Some(Phase::Sealed) if !is_resident => {}
-            Some(Phase::Sealed) => {
-                self.leave_order(slot, footprint(size), departure);
-                self.uncount(parent, size);
-            }
-            Some(Phase::Parked) if !is_slot_file => self.leave_order(slot, footprint(size), departure),
-            Some(Phase::Parked | Phase::Writing | Phase::Gone) | None => {}
-        }
+        self.leave_accounts(slot, departure);
         self.writing.remove(&slot);
         self.parked.clear(slot);
         self.clear_expiry(slot);
         self.forget_pin(slot);
-        if let (Some(key), Some((now_ns, ending))) = (key, ending) {
+        if let (Some(key), Some((now_ns, ending))) = (self.key_of(slot), ending) {
             self.history.note(key, now_ns, ending);
         }
         self.leave_name(slot);
@@ -69,40 +52,22 @@ impl State {
             self.take_free_name(next, parent, name);
         }
         let mut doomed = Doomed {
-            place: None,
-            retired: None,
             on_ssd,
-            is_retired: false,
             size,
-            ino,
             kernel_knows: kernel_knows && is_named,
             is_open: false,
+            ..Doomed::nothing(ino)
         };
         if let Some(object) = self.object_mut(slot) {
             object.phase = Phase::Gone;
-            doomed.is_open = object.is_open();
             if let Some(open) = object.open.as_mut() {
                 // It takes the place of what took this one's, or none.
                 open.next_version = None;
-                open.is_barred = is_barred;
+                open.is_barred = matches!(ending, Some((_, Ending::Corrupt | Ending::EvictedByOperator)));
             }
             object.settle();
-            // A segment file may lose its name at any time: who has it open or mapped keeps its pages. A packed
-            // object has no file of its own, so its extent stays until it is closed, which is after the last mapping.
-            //
             // Who looked a name up just before it was replaced is still to open the old version: its bytes linger.
-            let lingers = is_replaced && kernel_knows;
-            doomed.is_open |= lingers;
-            let is_packed = matches!(object.place, Place::Packed(_));
-            // So does what a client of the fast path holds a reference to: it may be about to map it.
-            let keeps = lingers || object.references > 0 || (is_packed && doomed.is_open);
-            doomed.place = (!keeps).then(|| object.place.clone());
-            match object.place {
-                Place::Packed(_) | Place::Solo(_) if keeps => doomed.retired = Some(object.place.clone()),
-                // Freed once, now: the kernel may keep the inode for longer.
-                Place::Packed(_) | Place::Solo(_) if !keeps => object.place = Place::Freed,
-                _ => {}
-            }
+            doomed.take_bytes(object, is_replaced && kernel_knows);
         }
         self.recharge(slot);
         if let Some(next) = next {
@@ -116,6 +81,21 @@ impl State {
         }
         self.linger(slot);
         doomed
+    }
+
+    /// Takes an object that is about to lose its name out of the order of eviction and the accounts.
+    fn leave_accounts(&mut self, slot: Slot, departure: Departure) {
+        let Some(object) = self.object(slot) else { return };
+        let size = object.size;
+        match object.phase {
+            Phase::Sealed if object.is_resident() => {
+                self.note_departed(slot, size);
+                self.leave_order(slot, footprint(size), departure);
+                self.uncount(self.tree.node(slot).parent, size);
+            }
+            Phase::Parked if !object.is_slot_file() => self.leave_order(slot, footprint(size), departure),
+            Phase::Sealed | Phase::Parked | Phase::Writing | Phase::Gone => {}
+        }
     }
 
     /// Frees the node when it has no name, no handle and no kernel reference. Returns bytes that are still to free.
