@@ -15,7 +15,7 @@ use tidefs_engine::types::{ByteCount, SegmentId, Version};
 
 use super::open_state::{OpenState, WriterProcess};
 use crate::namespace::{ProcessId, Slot};
-use crate::tier::memory::{PackedExtent, PolicyRecord};
+use crate::tier::memory::{ObjectRecord, PackedExtent, PolicyRecord};
 use crate::tier::scratch::ScratchFile;
 
 /// Where the bytes of a file are.
@@ -182,6 +182,22 @@ impl Object {
         self.marks.set(Marks::SHARED, false);
         self.marks.set(Marks::ADOPTED, false);
         std::mem::replace(&mut self.place, place)
+    }
+
+    /// Its record was written: it is what that says from now on.
+    pub(super) fn become_sealed(&mut self, record: &ObjectRecord) {
+        self.phase = Phase::Sealed;
+        self.size = record.size;
+        self.version = record.version;
+        self.sealed_at_ns = record.sealed_at_ns;
+        self.marks.set(Marks::SHOWN, false);
+        self.marks.set(Marks::ON_SSD, false);
+        let open = self.open_mut();
+        open.withdrawn = None;
+        open.forget_overtaking();
+        open.expected.clear();
+        // A close that was announced before the rename is on its way still.
+        open.closing &= open.writers > 0;
     }
 
     /// The hidden version that is written over this object.

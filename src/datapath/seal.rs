@@ -216,12 +216,11 @@ impl Datapath {
         let promised_ns = is_in_place.then(|| state.promise_to_keep(slot, size)).flatten();
         let sealed_at_ns =
             promised_ns.unwrap_or_else(|| state.next_sealed_at_ns(parent, name.as_bytes(), now_ns));
-        let node = state.tree.node_mut(slot);
-        let written_ns = last_written_ns(node.attributes.mtime_ns, &metadata, now_ns);
-        node.attributes.mtime_ns = written_ns;
+        let attributes = &mut state.tree.node_mut(slot).attributes;
+        attributes.mtime_ns = last_written_ns(attributes.mtime_ns, &metadata, now_ns);
         // A rename is a change, a close is none.
-        let changed_ns = last_changed_ns(node.attributes.ctime_ns, &metadata, now_ns);
-        node.attributes.ctime_ns = if is_in_place { changed_ns } else { now_ns };
+        let changed_ns = last_changed_ns(attributes.ctime_ns, &metadata, now_ns);
+        attributes.ctime_ns = if is_in_place { changed_ns } else { now_ns };
         let mut record = state.object_record(slot, directory, &name);
         record.version = version;
         record.size = size;
@@ -230,37 +229,11 @@ impl Datapath {
         self.tier.seal(&file, &record)?;
 
         // Nothing fails from here on.
-        if is_in_place {
-            state.end_promise(slot);
-        }
-        let doomed_before = afterwards.doomed.len();
-        if state.object(slot).is_some_and(|object| object.phase == Phase::Parked) {
-            state.unpark(slot);
-        } else if !is_in_place {
-            state.break_promise(slot);
-            afterwards.doomed.extend(state.leave_with_old_version(slot));
-        }
-        state.drop_claim(slot);
-        let heir = self.displace(state, parent, &name, slot, true, afterwards);
-        self.retire_all(&mut afterwards.doomed[doomed_before..]);
-        if state.tree.node(slot).parent != parent || state.tree.name(slot) != name {
-            state.move_name(slot, parent, name);
-        }
+        let heir = self.take_final_place(state, slot, parent, name, is_in_place, afterwards);
         state.writing.remove(&slot);
         if let Some(object) = state.object_mut(slot) {
-            object.phase = Phase::Sealed;
-            object.size = size;
-            object.version = version;
-            object.sealed_at_ns = sealed_at_ns;
-            object.marks.set(Marks::SHOWN, false);
-            object.marks.set(Marks::ON_SSD, false);
-            let open = object.open_mut();
-            open.next_version = heir;
-            open.withdrawn = None;
-            open.forget_overtaking();
-            open.expected.clear();
-            // A close that was announced before the rename is on its way still.
-            open.closing &= open.writers > 0;
+            object.become_sealed(&record);
+            object.open_mut().next_version = heir;
         }
         if promised_ns.is_none() && !is_temporary {
             state.mark_untold(slot);
@@ -286,6 +259,36 @@ impl Datapath {
             state.update_hold(slot);
         }
         Ok(())
+    }
+
+    /// Gives the file in `slot`, which is sealed just now, the name that it is sealed under, in place of what stood there. Returns
+    /// the version that is being written to replace it in turn.
+    fn take_final_place(
+        &self,
+        state: &mut State,
+        slot: Slot,
+        parent: Slot,
+        name: Name,
+        is_in_place: bool,
+        afterwards: &mut Afterwards,
+    ) -> Option<Slot> {
+        if is_in_place {
+            state.end_promise(slot);
+        }
+        let doomed_before = afterwards.doomed.len();
+        if state.object(slot).is_some_and(|object| object.phase == Phase::Parked) {
+            state.unpark(slot);
+        } else if !is_in_place {
+            state.break_promise(slot);
+            afterwards.doomed.extend(state.leave_with_old_version(slot));
+        }
+        state.drop_claim(slot);
+        let heir = self.displace(state, parent, &name, slot, true, afterwards);
+        self.retire_all(&mut afterwards.doomed[doomed_before..]);
+        if state.tree.node(slot).parent != parent || state.tree.name(slot) != name {
+            state.move_name(slot, parent, name);
+        }
+        heir
     }
 
     /// Notes for the chains that the file in `slot` becomes the object of `key`. Returns the one that its writer made
