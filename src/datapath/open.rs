@@ -90,51 +90,24 @@ impl Datapath {
             Err(error) => return Err(error),
         }
         let (mut was_resent, mut was_told_stale, mut sent_to) = (false, false, None);
-        let outcome = (|| {
+        let outcome = {
             let mut state = self.lock();
             let slot = state.slot_of(ino).ok();
-            let resent = state.take_resent(caller, slot);
-            if let Some(resent) = resent {
+            let refused = state.take_resent(caller, slot).and_then(|resent| {
                 let is_same = self.is_resent(&state, &resent, slot);
                 was_resent = is_same && resent.is_for(options);
                 was_told_stale = is_same && slot.is_some_and(|slot| state.is_there(slot));
                 let (name, refused) = resent.outcome();
-                if let (true, Some(error)) = (was_resent, refused) {
-                    return Err(error);
-                }
-                sent_to = name;
+                let refused = refused.filter(|_| was_resent);
+                sent_to = name.filter(|_| refused.is_none());
+                refused
+            });
+            match (refused, slot) {
+                (Some(error), _) => Err(error),
+                (None, None) => Err(Error::Stale),
+                (None, Some(slot)) => self.open_or_send(&mut state, caller, slot, options, was_resent),
             }
-            let slot = slot.ok_or(Error::Stale)?;
-            if !was_resent && (options.write || self.is_in_cluster()) && !state.is_there(slot) {
-                // It left its name after it was looked up: what a writer adds to it would be lost. For a reader it will do,
-                // unless a rename that is under way here takes its name, and another host may have replaced that already.
-                return Err(Error::Stale);
-            }
-            if !options.write {
-                state.stop_expecting_writer(slot, caller);
-            }
-            if self.is_hidden_from(&mut state, caller, slot, options.write)
-                || (!was_resent && self.meets_next_version(&mut state, caller, slot))
-            {
-                return Err(Error::Stale);
-            }
-            let is_sealed = state.object(slot).is_some_and(|object| object.phase == Phase::Sealed);
-            if options.write && !was_resent && is_sealed && state.tree.node(slot).lookups > 0 {
-                // It becomes one to be written when its name is looked up again: it may have another one by now than the
-                // caller looked up.
-                return Err(Error::Stale);
-            }
-            if options.write && was_resent {
-                // The kernel looks a name up again once for each open. The version that this thread was sent to was
-                // sealed by somebody else meanwhile: it goes on in place if nobody uses that one.
-                if state.object(slot).is_some_and(|object| object.phase == Phase::Sealed) {
-                    let in_place = OpenOptions { truncate: false, ..options };
-                    // If somebody does use it, the open below says so once more.
-                    let _ = self.unseal_in_place(&mut state, slot, in_place);
-                }
-            }
-            self.open_locked(&mut state, caller, slot, options)
-        })();
+        };
         match outcome {
             Err(Error::Stale) if was_resent && options.write => {
                 // What it was sent for may have been an open that its program was told the end of: then this is the first one of
@@ -164,6 +137,44 @@ impl Datapath {
             }
             other => other,
         }
+    }
+
+    /// Opens the file in `slot`, or says that its name is to be looked up again, which the kernel does once for each open.
+    fn open_or_send(
+        &self,
+        state: &mut State,
+        caller: &Caller,
+        slot: Slot,
+        options: OpenOptions,
+        was_resent: bool,
+    ) -> Result<Opened, Error> {
+        if !was_resent && (options.write || self.is_in_cluster()) && !state.is_there(slot) {
+            // It left its name after it was looked up: what a writer adds to it would be lost. For a reader it will do,
+            // unless a rename that is under way here takes its name, and another host may have replaced that already.
+            return Err(Error::Stale);
+        }
+        if !options.write {
+            state.stop_expecting_writer(slot, caller);
+        }
+        if self.is_hidden_from(state, caller, slot, options.write)
+            || (!was_resent && self.meets_next_version(state, caller, slot))
+        {
+            return Err(Error::Stale);
+        }
+        let is_sealed = state.object(slot).is_some_and(|object| object.phase == Phase::Sealed);
+        if options.write && is_sealed {
+            if was_resent {
+                // The version that this thread was sent to was sealed by somebody else meanwhile: it goes on in place if nobody
+                // uses that one. If somebody does, the open below says so once more.
+                let in_place = OpenOptions { truncate: false, ..options };
+                let _ = self.unseal_in_place(state, slot, in_place);
+            } else if state.tree.node(slot).lookups > 0 {
+                // It becomes one to be written when its name is looked up again: it may have another one by now than the
+                // caller looked up.
+                return Err(Error::Stale);
+            }
+        }
+        self.open_locked(state, caller, slot, options)
     }
 
     /// The last resort of a writer who met a third version within a moment: changes it in place if nobody uses it. A reader is
@@ -231,20 +242,7 @@ impl Datapath {
         }
         let phase = state.object(slot).map(|object| object.phase);
         if phase == Some(Phase::Sealed) {
-            self.telemetry.hits.increment();
-            let namespace = state.namespace_of(slot);
-            if let Some(folder) = state.folders.get_mut(namespace) {
-                folder.hits += 1;
-            }
-            if let Some(object) = state.object_mut(slot) {
-                object.uses = object.uses.saturating_add(1);
-            }
-            state.touch(slot);
-            if let Some(key) = state.key_of(slot) {
-                let before = state.chains.opened(caller.thread.0, key);
-                self.note_use(state, slot, before);
-            }
-            state.tree.node_mut(slot).attributes.atime_ns = self.now_ns();
+            self.note_hit(state, caller, slot);
         }
         let path = self.path_of(state, slot, options);
         let needs_file = options.write || path == IoPath::Direct || phase != Some(Phase::Sealed);
@@ -260,6 +258,24 @@ impl Datapath {
             state.tree.node_mut(slot).attributes.drop_privileges();
         }
         Ok(Opened { backing, is_readmitted, ..self.open_handle(state, caller, slot, options, path) })
+    }
+
+    /// The caller opens the sealed object in `slot`.
+    fn note_hit(&self, state: &mut State, caller: &Caller, slot: Slot) {
+        self.telemetry.hits.increment();
+        let namespace = state.namespace_of(slot);
+        if let Some(folder) = state.folders.get_mut(namespace) {
+            folder.hits += 1;
+        }
+        if let Some(object) = state.object_mut(slot) {
+            object.uses = object.uses.saturating_add(1);
+        }
+        state.touch(slot);
+        if let Some(key) = state.key_of(slot) {
+            let before = state.chains.opened(caller.thread.0, key);
+            self.note_use(state, slot, before);
+        }
+        state.tree.node_mut(slot).attributes.atime_ns = self.now_ns();
     }
 }
 
