@@ -244,15 +244,7 @@ impl Datapath {
         state.enter_order(slot, key, None, footprint(size));
         state.history.clear(key);
         if let Some(next) = next {
-            // Under the name that it was promised for.
-            state.break_promise(next);
-        }
-        if let Some(next) = next.and_then(|next| state.object_mut(next)) {
-            // Whoever writes a new version of it goes on under the new name.
-            next.open_mut().supersedes = Some((parent, name));
-        }
-        if let Some(next) = next {
-            self.forget_announced_close(state, next);
+            self.take_along(state, next, (parent, name));
         }
         if heir.is_some()
             && let Some(object) = state.object_mut(slot)
@@ -274,6 +266,16 @@ impl Datapath {
             afterwards.changed.push(state.tree.ino(slot));
         }
         Ok(())
+    }
+
+    /// Whoever writes a new version of an object that was moved goes on under its new name.
+    fn take_along(&self, state: &mut State, next: Slot, place: (Slot, Name)) {
+        // Under the name that it was promised for.
+        state.break_promise(next);
+        if let Some(object) = state.object_mut(next) {
+            object.open_mut().supersedes = Some(place);
+        }
+        self.forget_announced_close(state, next);
     }
 
     /// The name under which the close of a hidden file was announced is not its name any more: a start must not find
