@@ -11,8 +11,8 @@
 use std::sync::Arc;
 
 use tidefs_control_api::ioctl::{
-    ABI_VERSION, AreaGrant, Body, ENTRY_LASTS, Entry, Features, Flags, HEADER_BYTES, Outcome, PIN_HARD,
-    PIN_NONE, PIN_SOFT, Pin, Refusal, Request, Status, VersionReply,
+    ABI_VERSION, AreaGrant, Body, ENTRY_LASTS, Entry, Features, Flags, Get, HEADER_BYTES, Outcome, PIN_HARD,
+    PIN_NONE, PIN_SOFT, Pin, Put, Records, Refusal, Request, Status, VersionReply,
 };
 use tidefs_engine::types::{ByteCount, FileOffset, SegmentId, Version};
 use zerocopy::IntoBytes;
@@ -45,6 +45,7 @@ impl From<Error> for Fault {
 }
 
 /// A reply, apart from its results, which are bytes already.
+#[derive(Default)]
 pub(super) struct Reply {
     /// Number of results, or what the command says instead.
     pub(super) count: usize,
@@ -52,6 +53,32 @@ pub(super) struct Reply {
     pub(super) first: u64,
     /// Some names are to be asked for by a file call: perhaps only because other members were not asked for them.
     pub(super) has_unknown: bool,
+}
+
+/// What is told of the entries so far.
+struct Results<'a> {
+    bytes: &'a mut Vec<u8>,
+    reply: Reply,
+    /// Whether the directory to which the names are relative was removed.
+    has_no_scope: bool,
+}
+
+impl Results<'_> {
+    fn put(&mut self, result: &[u8]) {
+        self.bytes.extend_from_slice(result);
+        self.reply.count += 1;
+    }
+
+    /// What was found under a name, told as `entry`.
+    fn put_entry(&mut self, found: Located, entry: Entry) {
+        self.has_no_scope |= found == Located::NoScope;
+        self.put(entry.as_bytes());
+    }
+
+    fn put_outcome(&mut self, done: Result<Version, Located>) {
+        self.has_no_scope |= done == Err(Located::NoScope);
+        self.put(outcome(done).as_bytes());
+    }
 }
 
 /// How many bytes one request has copied so far: others wait for the thread that copies.
@@ -89,32 +116,26 @@ pub(super) fn carry_out(
     (bytes, room): (&mut Vec<u8>, usize),
 ) -> Result<Reply, Fault> {
     let scope = scope_of(request);
-    let (mut count, mut first, mut has_unknown, mut has_no_scope) = (0, 0, false, false);
-    // Appends one result.
-    let mut put = |result: &[u8]| {
-        bytes.extend_from_slice(result);
-        count += 1;
-    };
+    let mut results = Results { bytes, reply: Reply::default(), has_no_scope: false };
     match &request.body {
-        Body::Version => {
-            bytes.extend(version(datapath).as_bytes());
-        }
+        Body::Version => results.bytes.extend(version(datapath).as_bytes()),
         Body::Lookup(names) => {
             let probe = request.flags.has(Flags::PROBE);
             let asks_others = !request.flags.has(Flags::HERE);
             let names = names.iter().map(|name| name.0);
-            first = datapath.locate(session, caller, scope, names, probe, |found| {
-                has_unknown |= asks_others && found == Located::AskByFile;
-                has_no_scope |= found == Located::NoScope;
-                put(entry(found).as_bytes());
+            results.reply.first = datapath.locate(session, caller, scope, names, probe, |found| {
+                results.reply.has_unknown |= asks_others && found == Located::AskByFile;
+                results.put_entry(found, entry(found));
             });
         }
         Body::Prefix(names) => {
             let run = datapath.run_length(session, caller, scope, names.iter().map(|name| name.0));
-            count = run.length;
-            has_unknown = run.end == Some(Located::AskByFile);
-            has_no_scope = run.end == Some(Located::NoScope);
-            first = run.end.map_or(Status::Ok, status) as u64;
+            results.reply = Reply {
+                count: run.length,
+                first: run.end.map_or(Status::Ok, status) as u64,
+                has_unknown: run.end == Some(Located::AskByFile),
+            };
+            results.has_no_scope = run.end == Some(Located::NoScope);
         }
         Body::Release(ranges) => {
             let ranges = ranges.iter().map(|range| (range.first, range.count));
@@ -134,67 +155,35 @@ pub(super) fn carry_out(
                 size: ByteCount(create.size),
                 mode: create.mode,
             });
-            first = datapath.begin(session, scope, requests, |begun| {
-                has_no_scope |= begun == Located::NoScope;
-                put(entry(begun).as_bytes());
+            results.reply.first = datapath.begin(session, scope, requests, |begun| {
+                results.put_entry(begun, entry(begun));
             });
         }
         Body::Seal(requests) => {
             let requests = requests
                 .iter()
                 .map(|seal| SealRequest { reference: seal.reference, length: ByteCount(seal.length) });
-            datapath.seal_begun(session, caller, requests, |sealed| put(outcome(sealed).as_bytes()));
+            datapath.seal_begun(session, caller, requests, |sealed| results.put_outcome(sealed));
         }
         Body::Prefetch(names) => {
             let mut below = Vec::new();
             let names = names.iter().map(|name| name.0);
             datapath.find_below(session, scope, names, |found, ino| {
-                has_unknown |= found == Located::AskByFile;
-                has_no_scope |= found == Located::NoScope;
-                put(entry(found).as_bytes());
+                results.reply.has_unknown |= found == Located::AskByFile;
+                results.put_entry(found, entry(found));
                 below.extend(ino);
             });
             datapath.prefetch(&below);
         }
-        Body::GetInto(requests) => {
-            let mut copies = Copies::default();
-            for get in requests.iter() {
-                let request = GetRequest {
-                    name: get.name.0,
-                    offset: FileOffset(get.offset),
-                    length: ByteCount(get.length),
-                    area: SegmentId(get.area),
-                    target: FileOffset(get.target),
-                };
-                let (found, copied) = if copies.may_have(request.length) {
-                    datapath.get_into(session, caller, scope, &request)
-                } else {
-                    (Located::TooMany, ByteCount::ZERO)
-                };
-                has_no_scope |= found == Located::NoScope;
-                put(copied_entry(found, copied).as_bytes());
-            }
-        }
+        Body::GetInto(requests) => get_each(datapath, session, caller, scope, requests, &mut results),
         Body::PutFrom(requests) => {
             must_tell_names(datapath)?;
-            let (mut copies, mut waits) = (Copies::default(), Waits::default());
-            for one in requests.iter() {
-                let (size, mode) = (ByteCount(one.length), one.mode);
-                let request = BeginRequest { name: one.name.0, size, mode };
-                let source = (SegmentId(one.area), FileOffset(one.source));
-                let done = if copies.may_have(size) {
-                    datapath.put_from((session, &mut waits), caller, scope, &request, source)
-                } else {
-                    Err(Located::TooMany)
-                };
-                has_no_scope |= done == Err(Located::NoScope);
-                put(outcome(done).as_bytes());
-            }
+            put_each(datapath, session, caller, scope, requests, &mut results);
         }
         Body::Register => {
             let (segment, length) = datapath.register_area(session, ByteCount(request.scope))?;
             let grant = AreaGrant { segment: segment.0.into(), length: length.get().into() };
-            bytes.extend(grant.as_bytes());
+            results.bytes.extend(grant.as_bytes());
         }
         Body::Unregister => datapath.unregister_area(session, SegmentId(request.scope))?,
         Body::Ready(requests) => {
@@ -203,7 +192,7 @@ pub(super) fn carry_out(
                 offset: FileOffset(ready.offset),
                 length: ByteCount(ready.length),
             });
-            datapath.make_ready(session, requests, |done| put(outcome(done).as_bytes()));
+            datapath.make_ready(session, requests, |done| results.put_outcome(done));
         }
         Body::Pin(requests) => {
             for pin in requests.iter() {
@@ -211,8 +200,7 @@ pub(super) fn carry_out(
                     Some(text) => datapath.pin_object(session, scope, pin.name.0, &text),
                     None => Err(Located::Invalid),
                 };
-                has_no_scope |= done == Err(Located::NoScope);
-                put(outcome(done.map(|()| Version::default())).as_bytes());
+                results.put_outcome(done.map(|()| Version::default()));
             }
         }
         // Its reply has no room for a result.
@@ -222,17 +210,67 @@ pub(super) fn carry_out(
             let fitting = room.saturating_sub(HEADER_BYTES) / size_of::<u64>();
             let retired = datapath.retired_segments(session.retired_seen(), fitting.min(RETIRED_AT_ONCE));
             session.set_retired_seen(retired.seen);
-            first = retired.forgotten;
-            retired.segments.iter().for_each(|segment| put(&segment.0.to_le_bytes()));
+            results.reply.first = retired.forgotten;
+            retired.segments.iter().for_each(|segment| results.put(&segment.0.to_le_bytes()));
         }
     }
+    let Results { reply, has_no_scope, .. } = results;
     if has_no_scope {
         if matches!(request.body, Body::Lookup(_) | Body::Create(_)) {
-            take_back(datapath, session, first, count);
+            take_back(datapath, session, reply.first, reply.count);
         }
         return Err(Error::Stale.into());
     }
-    Ok(Reply { count, first, has_unknown })
+    Ok(reply)
+}
+
+/// Copies parts of objects out.
+fn get_each<'a>(
+    datapath: &Datapath,
+    session: &Session,
+    caller: &Caller,
+    scope: Ino,
+    requests: &Records<'a, Get<'a>>,
+    results: &mut Results<'_>,
+) {
+    let mut copies = Copies::default();
+    for get in requests.iter() {
+        let request = GetRequest {
+            name: get.name.0,
+            offset: FileOffset(get.offset),
+            length: ByteCount(get.length),
+            area: SegmentId(get.area),
+            target: FileOffset(get.target),
+        };
+        let (found, copied) = if copies.may_have(request.length) {
+            datapath.get_into(session, caller, scope, &request)
+        } else {
+            (Located::TooMany, ByteCount::ZERO)
+        };
+        results.put_entry(found, copied_entry(found, copied));
+    }
+}
+
+/// Makes objects of what lies in areas.
+fn put_each<'a>(
+    datapath: &Datapath,
+    session: &Session,
+    caller: &Caller,
+    scope: Ino,
+    requests: &Records<'a, Put<'a>>,
+    results: &mut Results<'_>,
+) {
+    let (mut copies, mut waits) = (Copies::default(), Waits::default());
+    for put in requests.iter() {
+        let (size, mode) = (ByteCount(put.length), put.mode);
+        let request = BeginRequest { name: put.name.0, size, mode };
+        let source = (SegmentId(put.area), FileOffset(put.source));
+        results.put_outcome(if copies.may_have(size) {
+            datapath.put_from((session, &mut waits), caller, scope, &request, source)
+        } else {
+            Err(Located::TooMany)
+        });
+    }
 }
 
 /// Takes back what a request gave of which nobody learns: references, and what was begun.
