@@ -31,7 +31,7 @@ const TURN: Duration = Duration::from_millis(1);
 
 /// A way through a directory and all that is below.
 #[derive(Debug)]
-pub(super) struct Way {
+pub(super) struct Descent {
     /// Directories that it still has to come to.
     waiting: Vec<Ino>,
     /// The one that it is in, and how far.
@@ -49,7 +49,7 @@ pub(super) enum Part {
     Gone,
 }
 
-impl Way {
+impl Descent {
     /// From the top down.
     pub(super) fn from(top: Ino) -> Self {
         Self { waiting: vec![top], at: None }
@@ -80,7 +80,7 @@ impl Way {
         Some(Part::Files { directory, files, is_end })
     }
 
-    /// Like [`Way::next`], for a way that passes by what is not below `top` any more. Returns the files alone.
+    /// Like [`Descent::next`], for a way that passes by what is not below `top` any more. Returns the files alone.
     fn next_below<F>(&mut self, tree: &Tree<F>, top: Ino, limit: usize) -> Option<Vec<Slot>> {
         let part = self.next(tree, limit)?;
         let is_below = |slot| tree.ancestors(slot).any(|above| tree.ino(above) == top);
@@ -157,9 +157,9 @@ impl Datapath {
             let state = self.lock();
             state.tree.by_path(path).map(|slot| state.tree.ino(slot)).ok_or(Error::NoObject)?
         };
-        let mut way = Way::from(top);
+        let mut descent = Descent::from(top);
         let part = |state: &mut State| {
-            let files = way.next_below(&state.tree, top, PART)?;
+            let files = descent.next_below(&state.tree, top, PART)?;
             Some(files.into_iter().filter_map(|slot| each(state, slot)).collect())
         };
         self.in_parts_while(part, after);
@@ -315,9 +315,9 @@ mod tests {
     fn a_way_comes_to_everything_in_parts_of_what_is_allowed() {
         let (tree, top, _) = tree();
         let top = tree.ino(top);
-        let mut way = Way::from(top);
+        let mut descent = Descent::from(top);
         let mut met = Vec::new();
-        while let Some(files) = way.next_below(&tree, top, 4) {
+        while let Some(files) = descent.next_below(&tree, top, 4) {
             assert!(files.len() <= 4);
             met.extend(files);
         }
@@ -329,10 +329,10 @@ mod tests {
     fn a_way_that_begins_with_a_file_comes_to_that() {
         let (tree, top, _) = tree();
         let file = tree.child(top, b"k7").expect("it is there");
-        let mut way = Way::from(tree.ino(file));
-        assert_eq!(way.next_below(&tree, tree.ino(file), 4), Some(vec![file]));
-        assert_eq!(way.next_below(&tree, tree.ino(file), 4), Some(Vec::new()));
-        assert_eq!(way.next_below(&tree, tree.ino(file), 4), None);
+        let mut descent = Descent::from(tree.ino(file));
+        assert_eq!(descent.next_below(&tree, tree.ino(file), 4), Some(vec![file]));
+        assert_eq!(descent.next_below(&tree, tree.ino(file), 4), Some(Vec::new()));
+        assert_eq!(descent.next_below(&tree, tree.ino(file), 4), None);
     }
 
     #[test]
@@ -340,11 +340,11 @@ mod tests {
         for parts_before in 0..8 {
             let (mut tree, top, below) = tree();
             let ino = tree.ino(top);
-            let mut way = Way::from(ino);
-            (0..parts_before).for_each(|_| drop(way.next_below(&tree, ino, 2)));
+            let mut descent = Descent::from(ino);
+            (0..parts_before).for_each(|_| drop(descent.next_below(&tree, ino, 2)));
             tree.detach(below);
             tree.attach(below, Slot::ROOT, name("away")).expect("the name is free");
-            while let Some(files) = way.next_below(&tree, ino, 2) {
+            while let Some(files) = descent.next_below(&tree, ino, 2) {
                 assert!(files.iter().all(|&slot| tree.node(slot).parent == top), "{parts_before}");
             }
         }
@@ -354,8 +354,8 @@ mod tests {
     fn a_way_ends_with_the_directory_that_it_leads_through() {
         let (mut tree, top, _) = tree();
         let ino = tree.ino(top);
-        let mut way = Way::from(ino);
-        assert_eq!(way.next_below(&tree, ino, 2), Some(Vec::new()));
+        let mut descent = Descent::from(ino);
+        assert_eq!(descent.next_below(&tree, ino, 2), Some(Vec::new()));
         let below = tree.child(top, b"below").expect("it is there");
         for slot in [below, top] {
             let files: Vec<Slot> = tree.entries_after(slot, Cookie::START).map(|(_, file, _)| file).collect();
@@ -366,7 +366,7 @@ mod tests {
             tree.detach(slot);
         }
         tree.free(top);
-        while let Some(files) = way.next_below(&tree, ino, 2) {
+        while let Some(files) = descent.next_below(&tree, ino, 2) {
             assert_eq!(files, []);
         }
     }

@@ -15,14 +15,14 @@ const HIDDEN_FOR_MS: u64 = 500;
 
 /// A thread that is about to open a version.
 #[derive(Clone, Copy, Debug)]
-pub struct Expected {
+pub struct ExpectedWriter {
     thread: ThreadId,
     process: ProcessId,
     /// Whether its end can be seen: it was found alive when it was sent.
     is_seen: bool,
 }
 
-impl Expected {
+impl ExpectedWriter {
     /// Whether it is a thread of `process`.
     pub(super) fn is_of(&self, process: ProcessId) -> bool {
         self.process == process
@@ -47,7 +47,7 @@ impl Datapath {
         let until_ms = self.now_ms() + if is_missed { HIDDEN_FOR_MS } else { EXPECTED_FOR_MS };
         if !open.expected.iter().any(|expected| expected.is_thread(caller.thread)) {
             let is_seen = has_memory(caller.thread);
-            open.expected.push(Expected { thread: caller.thread, process, is_seen });
+            open.expected.push(ExpectedWriter { thread: caller.thread, process, is_seen });
         }
         open.abandoned_at_ms = open.abandoned_at_ms.max(until_ms);
     }
@@ -109,7 +109,7 @@ impl State {
         self.forget_expected(slot, |expected| is_over || expected.has_ended());
     }
 
-    fn forget_expected(&mut self, slot: Slot, comes_no_more: impl Fn(&Expected) -> bool) {
+    fn forget_expected(&mut self, slot: Slot, comes_no_more: impl Fn(&ExpectedWriter) -> bool) {
         // What is parked has a time of its own, and does not end for want of a writer.
         let written = self.object_mut(slot).filter(|object| object.phase != Phase::Parked);
         let open = written.and_then(|object| object.open.as_mut()).filter(|open| !open.expected.is_empty());

@@ -12,7 +12,7 @@ use tidefs_engine::types::{ByteCount, ObjectCount};
 pub(super) use quotas::QuotaInTheWay;
 
 use super::domains::DomainId;
-use super::guess::{Expected, SizeGuess};
+use super::guess::{ExpectedSize, SizeGuess};
 use super::{Error, Object, State};
 use crate::cluster::PATH_MAX;
 use crate::namespace::{NAME_LENGTH_MAX, Name, Slot, Tree};
@@ -236,7 +236,7 @@ impl State {
     /// What the next object in `directory` is expected to be, `None` when its sizes are not known or vary.
     ///
     /// A directory without objects expects what the nearest directory above has.
-    pub(super) fn expected_size(&self, directory: Slot) -> Option<Expected> {
+    pub(super) fn expected_size(&self, directory: Slot) -> Option<ExpectedSize> {
         self.tree
             .ancestors(directory)
             .filter_map(|ancestor| self.folders.get(ancestor))

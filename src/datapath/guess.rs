@@ -20,7 +20,7 @@ const SETTLED: u8 = 4;
 
 /// What is expected of the next object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Expected {
+pub(super) struct ExpectedSize {
     /// Its size.
     pub(super) size: ByteCount,
     /// Whether several had about that size.
@@ -49,8 +49,8 @@ impl SizeGuess {
     }
 
     /// What is expected; `None` when no size is known, or when sizes vary.
-    pub(super) fn expected(&self) -> Option<Expected> {
-        let expected = Expected { size: self.size, is_settled: self.alike >= SETTLED };
+    pub(super) fn expected(&self) -> Option<ExpectedSize> {
+        let expected = ExpectedSize { size: self.size, is_settled: self.alike >= SETTLED };
         (self.has_met_any() && self.surprises == 0).then_some(expected)
     }
 
@@ -83,7 +83,7 @@ impl SizeGuess {
 mod tests {
     use super::*;
 
-    fn expected_after(sizes: &[u64]) -> Option<Expected> {
+    fn expected_after(sizes: &[u64]) -> Option<ExpectedSize> {
         let mut guess = SizeGuess::default();
         sizes.iter().for_each(|&kib| guess.learn(ByteCount::kib(kib)));
         guess.expected()

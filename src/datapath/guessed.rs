@@ -7,13 +7,13 @@
 //! Invariants
 //! - What all guesses take that are not written, as far as is known, is at most `ALL_SHARE` of the capacity, and of each
 //!   quota above.
-//! - Nothing is evicted for a guess whose size is not settled ([`Expected`]).
+//! - Nothing is evicted for a guess whose size is not settled ([`ExpectedSize`]).
 //!
 //! Limits: a guess of more than `ONE_SHARE` is none. It is its file's until the last writer closes: who pauses goes on.
 
 use tidefs_engine::types::ByteCount;
 
-use super::guess::Expected;
+use super::guess::ExpectedSize;
 use super::room::footprint;
 use super::{Datapath, State};
 use crate::namespace::Slot;
@@ -57,10 +57,10 @@ impl Datapath {
     pub(super) fn take_guess(&self, directory: Slot) -> Guess<'_> {
         let mut state = self.lock();
         let expected = state.expected_size(directory);
-        let may_have = |expected: &Expected| {
+        let may_have = |expected: &ExpectedSize| {
             state.may_guess(directory, footprint(expected.size), self.settings.capacity)
         };
-        let Some(Expected { size, is_settled }) = expected.filter(may_have) else {
+        let Some(ExpectedSize { size, is_settled }) = expected.filter(may_have) else {
             drop(state);
             return Guess::nothing(self);
         };

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tidefs_engine::types::ByteCount;
 
 use super::elsewhere::Stream;
-use super::expected::Expected;
+use super::expected::ExpectedWriter;
 use super::overtaken::Content;
 use crate::cluster::Stamp;
 use crate::namespace::{Name, ProcessId, Slot};
@@ -104,7 +104,7 @@ pub struct OpenState {
     /// Whether nobody opens it any more who has not: its bytes are wrong, or an operator took them away.
     pub is_barred: bool,
     /// Threads that were sent to look the name up again and open this version: it waits for them, for a while.
-    pub expected: Vec<Expected>,
+    pub expected: Vec<ExpectedWriter>,
     /// Whether anybody has had it open for writing.
     pub was_opened: bool,
     /// Policy set on this file itself.

@@ -16,7 +16,7 @@
 
 use tidefs_engine::types::ByteCount;
 
-use super::below::{PART, Part, Way};
+use super::below::{Descent, PART, Part};
 use super::domains::DomainId;
 use super::room::footprint;
 use super::{Datapath, Marks, Phase, State};
@@ -57,12 +57,12 @@ impl Changes {
 pub(super) struct Walk {
     top: Ino,
     changes: Changes,
-    way: Way,
+    descent: Descent,
 }
 
 impl Walk {
     fn new(top: Ino, changes: Changes) -> Self {
-        Self { top, changes, way: Way::from(top) }
+        Self { top, changes, descent: Descent::from(top) }
     }
 }
 
@@ -123,7 +123,7 @@ impl State {
 
     /// Goes through up to `limit` nodes more. Returns whether there are others.
     fn regroup_part(&mut self, walk: &mut Walk, limit: usize) -> bool {
-        match walk.way.next(&self.tree, limit) {
+        match walk.descent.next(&self.tree, limit) {
             None => return false,
             Some(Part::Enter(slot)) => self.switch_domain(slot),
             Some(Part::Files { directory, files, is_end }) => {

@@ -36,12 +36,12 @@ pub(super) const RESENT_MAX: NonZeroUsize = NonZeroUsize::new(1024).expect("1024
 
 /// Who was sent. Callers that the daemon cannot tell apart are told apart by the names that they were sent for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Sent {
+pub(super) struct SentCaller {
     thread: ThreadId,
     name: Option<u64>,
 }
 
-impl Sent {
+impl SentCaller {
     /// A caller that looks `name` up, or opens what has that name; `None` when that is not known any more.
     pub(super) fn of(caller: &Caller, name: Option<&Name>) -> Self {
         let name =
@@ -120,7 +120,7 @@ impl Datapath {
     /// The caller comes to create `name`. Returns whether it was sent to look that up again a moment ago, and found nothing.
     pub(super) fn was_sent_to(&self, caller: &Caller, name: &Name) -> bool {
         let now = self.clock.monotonic();
-        let resent = self.lock().resent.pop(&Sent::of(caller, Some(name)));
+        let resent = self.lock().resent.pop(&SentCaller::of(caller, Some(name)));
         resent.is_some_and(|resent| {
             resent.name.as_ref() == Some(name)
                 && !resent.is_over(now)
@@ -149,7 +149,7 @@ impl Datapath {
         let mut state = self.lock();
         // One that has left its name meanwhile still knows which it was: that is what is looked up again.
         let name = state.tree.by_ino(ino).map(|slot| state.name_sought(slot));
-        let sent = Sent::of(caller, name.as_ref());
+        let sent = SentCaller::of(caller, name.as_ref());
         let resent = Resent::new(name, self.clock.monotonic(), options);
         state.resent.put(sent, Resent { may_have_failed, ..resent });
     }
@@ -162,7 +162,7 @@ impl Datapath {
         name: Option<Name>,
         options: OpenOptions,
     ) {
-        let sent = Sent::of(caller, name.as_ref());
+        let sent = SentCaller::of(caller, name.as_ref());
         state.resent.put(sent, Resent::new(name, self.clock.monotonic(), options));
     }
 
@@ -172,7 +172,7 @@ impl Datapath {
     pub(super) fn stale_attributes(&self, state: &mut State, caller: &Caller, slot: Slot) -> Error {
         let ino = state.tree.ino(slot);
         let name = state.name_sought(slot);
-        let is_second = state.resent.peek(&Sent::of(caller, Some(&name))).is_some_and(|resent| {
+        let is_second = state.resent.peek(&SentCaller::of(caller, Some(&name))).is_some_and(|resent| {
             self.has_just_found(resent, ino) && self.is_resent(state, resent, Some(slot))
         });
         if is_second {
@@ -210,7 +210,7 @@ impl Datapath {
     /// A thread found `ino` under `name`, which it may have been sent to look up again.
     pub(super) fn note_found(&self, state: &mut State, caller: &Caller, name: &Name, ino: Ino) {
         let now = self.clock.monotonic();
-        if let Some(resent) = state.resent.peek_mut(&Sent::of(caller, Some(name)))
+        if let Some(resent) = state.resent.peek_mut(&SentCaller::of(caller, Some(name)))
             && resent.name.as_ref() == Some(name)
         {
             resent.found = Some((ino, now));
@@ -220,7 +220,7 @@ impl Datapath {
     /// A thread found nothing under `name`, which it may have been sent to look up again. Told so, the kernel drops what it
     /// knew of the name, and looks it up once more, at once; when it does not, that open is over.
     pub(super) fn note_absent(&self, state: &mut State, caller: &Caller, name: &Name) {
-        let sent = Sent::of(caller, Some(name));
+        let sent = SentCaller::of(caller, Some(name));
         let Some(resent) = state.resent.peek_mut(&sent) else { return };
         let times = match resent.nothing {
             Nothing::NotYet => 0,
@@ -238,7 +238,7 @@ impl Datapath {
     /// A thread looks `name` up. Returns whether it was sent to look something up again.
     pub(super) fn looks_again(&self, state: &mut State, caller: &Caller, name: &Name) -> bool {
         let now = self.clock.monotonic();
-        let Some(resent) = state.resent.peek_mut(&Sent::of(caller, Some(name))) else { return false };
+        let Some(resent) = state.resent.peek_mut(&SentCaller::of(caller, Some(name))) else { return false };
         let is_same = resent.name.as_ref() == Some(name) && !resent.is_over(now);
         if is_same && let Nothing::Found { times, .. } = resent.nothing {
             resent.nothing = Nothing::LooksAgain { times };
@@ -270,7 +270,7 @@ impl Datapath {
                     && !resent.is_over(now)
                     && now.saturating_sub(resent.at) < RESENT
             };
-            let Some(resent) = state.resent.peek(&Sent::of(caller, Some(name))).filter(is_same) else {
+            let Some(resent) = state.resent.peek(&SentCaller::of(caller, Some(name))).filter(is_same) else {
                 return true;
             };
             let Ok(parent) = state.slot_of(parent) else { return true };
@@ -306,7 +306,7 @@ impl Datapath {
             Ok(()) | Err(Error::Stale) => {}
             Err(error) => {
                 // The open that follows says it.
-                if let Some(resent) = self.lock().resent.get_mut(&Sent::of(caller, Some(name))) {
+                if let Some(resent) = self.lock().resent.get_mut(&SentCaller::of(caller, Some(name))) {
                     resent.refused = Some(error);
                 }
             }
@@ -340,7 +340,7 @@ impl State {
     pub(super) fn take_resent(&mut self, caller: &Caller, slot: Option<Slot>) -> Option<Resent> {
         // Hot path: each open asks, and nearly all of them by a thread that is known.
         let name = slot.filter(|_| !caller.thread.is_known()).map(|slot| self.name_sought(slot));
-        self.resent.pop(&Sent::of(caller, name.as_ref()))
+        self.resent.pop(&SentCaller::of(caller, name.as_ref()))
     }
 
     /// The name by which the file in `slot` is found: a version that is being written has none of its own yet.

@@ -63,7 +63,7 @@ pub struct State {
     /// Look-ups that found nothing and do not count yet.
     pub(super) misses: misses::Misses,
     /// Who was just sent to look a name up again, so that it is not sent twice.
-    pub(super) resent: lru::LruCache<resent::Sent, resent::Resent>,
+    pub(super) resent: lru::LruCache<resent::SentCaller, resent::Resent>,
     /// Slots of files that are hidden, for `status` and for dropping abandoned versions.
     pub(super) writing: BTreeSet<Slot>,
     /// Until when closed temporary files wait for their rename, in monotonic milliseconds.
