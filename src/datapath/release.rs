@@ -10,8 +10,8 @@ use tidefs_engine::types::{ByteCount, Version};
 use super::afterwards::Afterwards;
 use super::history::Ending;
 use super::open_state::{OpenState, Refusal};
-use super::{Datapath, HandleId, IoPath, Marks, Object, Phase, Place, State};
-use crate::namespace::Slot;
+use super::{Datapath, Handle, HandleId, IoPath, Marks, Object, Phase, Place, State};
+use crate::namespace::{ProcessId, Slot};
 use crate::tier::eviction::Departure;
 
 /// How long a closed temporary file is kept for its rename, whatever the pressure. After that it may be evicted.
@@ -91,24 +91,7 @@ impl Datapath {
             !was_announced && !handle.only_creates && self.stat_of(state, slot).size == ByteCount::ZERO;
         let Some(object) = state.object_mut(slot) else { return };
         let open = object.open_mut();
-        match handle.path {
-            IoPath::Passthrough => open.passthrough = open.passthrough.saturating_sub(1),
-            IoPath::Direct | IoPath::Cached if handle.options.read => {
-                open.direct_mappable = open.direct_mappable.saturating_sub(1);
-            }
-            IoPath::Direct | IoPath::Cached => {}
-        }
-        if handle.options.write {
-            open.writers = open.writers.saturating_sub(1);
-            if !handle.was_flushed {
-                open.ends_writing(handle.process);
-            }
-            open.flushed = open.flushed.saturating_sub(u32::from(handle.was_flushed)).min(open.writers);
-            // The closes of those that are left were announced before this one came in between.
-            open.closing |= open.writers > 0 && open.flushed == open.writers;
-        } else {
-            open.readers = open.readers.saturating_sub(1);
-        }
+        open.part_from(&handle);
         if was_never_written && open.writers == 0 {
             // Killed inside open(2): the descriptor never came to be, and nobody wrote.
             open.writer_killed.get_or_insert(handle.process);
@@ -118,16 +101,7 @@ impl Datapath {
         if handle.options.write && writers == 0 {
             match phase {
                 Phase::Writing if killed.is_some() || refused.is_some() || !whole => {
-                    let ending = match (killed, refused) {
-                        (Some(process), _) => Some(Ending::WriterKilled { process: process.0 }),
-                        (None, Some(Refusal::OverQuota { directory, quota })) => {
-                            Some(Ending::OverQuota { directory: directory.0, quota: quota.get() })
-                        }
-                        (None, Some(Refusal::NoRoom)) => Some(Ending::NoRoom),
-                        (None, Some(Refusal::ScratchFull)) => Some(Ending::ScratchFull),
-                        (None, None) => None,
-                    };
-                    self.drop_unfinished(state, slot, ending, afterwards);
+                    self.drop_unfinished(state, slot, ending_of(killed, refused), afterwards);
                 }
                 Phase::Writing if self.waits_for_writers(state, slot) => {}
                 Phase::Writing => self.end_writing(state, slot, afterwards),
@@ -236,6 +210,44 @@ impl Datapath {
         object.settle();
         state.update_hold(slot);
     }
+}
+
+impl OpenState {
+    /// A handle is closed for good.
+    fn part_from(&mut self, handle: &Handle) {
+        match handle.path {
+            IoPath::Passthrough => self.passthrough = self.passthrough.saturating_sub(1),
+            IoPath::Direct | IoPath::Cached if handle.options.read => {
+                self.direct_mappable = self.direct_mappable.saturating_sub(1);
+            }
+            IoPath::Direct | IoPath::Cached => {}
+        }
+        if !handle.options.write {
+            self.readers = self.readers.saturating_sub(1);
+            return;
+        }
+        self.writers = self.writers.saturating_sub(1);
+        if !handle.was_flushed {
+            self.ends_writing(handle.process);
+        }
+        self.flushed = self.flushed.saturating_sub(u32::from(handle.was_flushed)).min(self.writers);
+        // The closes of those that are left were announced before this one came in between.
+        self.closing |= self.writers > 0 && self.flushed == self.writers;
+    }
+}
+
+/// What is remembered of a file that its writers did not finish.
+fn ending_of(killed: Option<ProcessId>, refused: Option<Refusal>) -> Option<Ending> {
+    if let Some(process) = killed {
+        return Some(Ending::WriterKilled { process: process.0 });
+    }
+    refused.map(|refusal| match refusal {
+        Refusal::OverQuota { directory, quota } => {
+            Ending::OverQuota { directory: directory.0, quota: quota.get() }
+        }
+        Refusal::NoRoom => Ending::NoRoom,
+        Refusal::ScratchFull => Ending::ScratchFull,
+    })
 }
 
 impl State {
