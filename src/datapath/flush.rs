@@ -15,13 +15,29 @@ use std::time::Duration;
 use tidefs_engine::types::ByteCount;
 
 use super::{Caller, Datapath, Error, HandleId, IoPath, Marks, Object, Phase, Place, State};
-use crate::namespace::{Name, Slot, WriterFate, writer_fate};
+use crate::namespace::{Name, ProcessId, Slot, WriterFate, writer_fate};
 
 /// How long an announced close is expected: the kernel sends RELEASE at once, which waits for a thread of the daemon.
 pub const CLOSE_WAIT: Duration = Duration::from_millis(200);
 
 /// `sealed_at_ns` of a record that counts only while its file was not written after it.
 pub(super) const PROVISIONAL: i64 = i64::MIN;
+
+/// A close of a file that is being written.
+struct Closing {
+    slot: Slot,
+    /// Who opened it.
+    process: ProcessId,
+    path: IoPath,
+    /// As in [`Handle`](super::Handle).
+    only_creates: bool,
+    /// Whether no other close is to come, as far as is known.
+    may_be_last: bool,
+    /// Whether it is one of a process that inherited the descriptor.
+    is_child: bool,
+    /// Whether it was closed before another version took its name, and was not written since: nothing comes of it.
+    adds_nothing: bool,
+}
 
 impl Datapath {
     /// A process closes one of its descriptors of `handle`. Others may remain.
@@ -30,32 +46,12 @@ impl Datapath {
     /// [`Error::BadHandle`]; [`Error::OverQuota`] and [`Error::NothingEvictable`] when it finds no room, or a write to it
     /// found none.
     pub fn flush(&self, caller: &Caller, handle: HandleId) -> Result<(), Error> {
-        let (slot, process, path, only_creates, may_be_last, is_child, adds_nothing) = {
-            let mut state = self.lock();
-            let known = state.handles.get(&handle).ok_or(Error::BadHandle)?;
-            let (slot, process, path, options, was_flushed) =
-                (known.slot, known.process, known.path, known.options, known.was_flushed);
-            let only_creates = known.only_creates;
-            let is_child = state.process(caller, self.clock.monotonic()) != process;
-            if !was_flushed && is_child {
-                // A child lets go of what it inherited, and may be killed at that: it says nothing of who opened the file
-                // and has it open. After the opener's close it is a writer like any other.
-                return Ok(());
-            }
-            // Of a file that a rename has sealed, too: its RELEASE is not that of an open that never ended.
-            let may_be_last = state.count_flush(handle);
-            let is_written = state.object(slot).is_some_and(|object| object.phase == Phase::Writing);
-            if !is_written || !options.write {
-                return Ok(());
-            }
-            // Of what was closed before another version took its name, and was not written since, nothing comes.
-            let adds_nothing = may_be_last && state.is_as_overtaken(slot);
-            (slot, process, path, only_creates, may_be_last, is_child, adds_nothing)
-        };
-        let fate = if only_creates { WriterFate::Sound } else { writer_fate(caller.thread) };
+        let Some(closing) = self.note_flush(caller, handle)? else { return Ok(()) };
+        let Closing { slot, process, may_be_last, .. } = closing;
+        let fate = if closing.only_creates { WriterFate::Sound } else { writer_fate(caller.thread) };
         // Its closer is told that it finds no room; what follows holds all the same.
-        let is_sound_end = may_be_last && !adds_nothing && fate == WriterFate::Sound;
-        let kept = if is_sound_end { self.find_room_at_close(handle, slot, path) } else { Ok(()) };
+        let is_sound_end = may_be_last && !closing.adds_nothing && fate == WriterFate::Sound;
+        let kept = if is_sound_end { self.find_room_at_close(handle, slot, closing.path) } else { Ok(()) };
         let now_ms = self.now_ms();
         let mut state = self.lock();
         if may_be_last {
@@ -79,8 +75,8 @@ impl Datapath {
         }
         if fate == WriterFate::Killed {
             open.writer_killed = Some(process);
-            open.was_child_killed = is_child;
-            if is_child {
+            open.was_child_killed = closing.is_child;
+            if closing.is_child {
                 return kept;
             }
             object.marks.set(Marks::SHOWN, false);
@@ -98,6 +94,32 @@ impl Datapath {
             }
         }
         kept
+    }
+
+    /// Counts the close of a descriptor of `handle`. `None` when nothing follows from it: it writes no hidden file, or says nothing
+    /// of who does.
+    ///
+    /// # Errors
+    /// [`Error::BadHandle`].
+    fn note_flush(&self, caller: &Caller, handle: HandleId) -> Result<Option<Closing>, Error> {
+        let mut state = self.lock();
+        let known = state.handles.get(&handle).ok_or(Error::BadHandle)?;
+        let (slot, process, path, only_creates) = (known.slot, known.process, known.path, known.only_creates);
+        let (writes, was_flushed) = (known.options.write, known.was_flushed);
+        let is_child = state.process(caller, self.clock.monotonic()) != process;
+        if !was_flushed && is_child {
+            // A child lets go of what it inherited, and may be killed at that: it says nothing of who opened the file
+            // and has it open. After the opener's close it is a writer like any other.
+            return Ok(None);
+        }
+        // Of a file that a rename has sealed, too: its RELEASE is not that of an open that never ended.
+        let may_be_last = state.count_flush(handle);
+        let is_written = state.object(slot).is_some_and(|object| object.phase == Phase::Writing);
+        if !is_written || !writes {
+            return Ok(None);
+        }
+        let adds_nothing = may_be_last && state.is_as_overtaken(slot);
+        Ok(Some(Closing { slot, process, path, only_creates, may_be_last, is_child, adds_nothing }))
     }
 
     /// Finds room for the file in `slot`, of which the last writer closes, as far as that is known before the RELEASE.
