@@ -5,6 +5,7 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 
 use super::device::Device;
+use super::index::Place;
 
 /// The disks in use, by their numbers.
 #[derive(Debug)]
@@ -20,8 +21,13 @@ impl Devices {
     }
 
     /// The disk with a number, while it is in use.
-    pub(super) fn get(&self, number: usize) -> Option<Arc<Device>> {
-        self.list.read().get(number)?.clone()
+    pub(super) fn get(&self, number: u8) -> Option<Arc<Device>> {
+        self.list.read().get(usize::from(number))?.clone()
+    }
+
+    /// The disk of a place, while it is in use.
+    pub(super) fn of(&self, place: Place) -> Option<Arc<Device>> {
+        self.get(place.zone.device())
     }
 
     /// All disks in use.

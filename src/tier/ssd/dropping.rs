@@ -43,8 +43,7 @@ impl Shared {
         let dropped = {
             let pending = self.pending.lock();
             let dropped = self.index.remove_if(hash, |found| found.place == place);
-            let device = self.devices.get(place.zone.device());
-            if let (Some(dropped), Some(device)) = (dropped, device) {
+            if let (Some(dropped), Some(device)) = (dropped, self.devices.of(place)) {
                 self.bury(&pending, &device, *hash, dropped.version);
             }
             dropped
@@ -61,7 +60,7 @@ impl Shared {
 
     /// Takes everything out that stands on a disk.
     pub(super) fn drop_device(&self, number: u8) {
-        self.homes.forget_in(|home| home.device() == usize::from(number));
+        self.homes.forget_in(|home| home.device() == number);
         self.end_dropped(self.index.remove_device(number), DroppedFor::Disk);
     }
 

@@ -82,7 +82,7 @@ impl Shared {
     /// A record stands where it stood from now on. Returns whether it does: its zone may be gone.
     pub(super) fn return_home(&self, hash: &RecordHash, version: Version, from: Place) -> bool {
         let Some(home) = self.homes.get(hash).filter(|home| home.version == version) else { return false };
-        let Some(device) = self.devices.get(home.place.zone.device()) else { return false };
+        let Some(device) = self.devices.of(home.place) else { return false };
         let zone = home.place.zone.zone();
         // Who frees the zone waits for its readers, and takes out then what stands there.
         let Some(_lease) = device.lease(zone) else { return false };

@@ -52,8 +52,9 @@ impl ZoneId {
     }
 
     /// The device.
-    pub(super) fn device(self) -> usize {
-        (self.0 >> 24) as usize
+    pub(super) fn device(self) -> u8 {
+        let [device, ..] = self.0.to_be_bytes();
+        device
     }
 
     /// The zone on it.
@@ -238,7 +239,7 @@ impl Index {
 
     /// Takes out everything that stands on a device, or on its way from there.
     pub(super) fn remove_device(&self, device: u8) -> Vec<(RecordHash, Located)> {
-        self.remove_all(|entry| entry.zone.device() == usize::from(device))
+        self.remove_all(|entry| entry.zone.device() == device)
     }
 
     fn remove_all(&self, is_meant: impl Fn(&Entry) -> bool) -> Vec<(RecordHash, Located)> {
@@ -271,7 +272,7 @@ impl Index {
     pub(super) fn count_device(&self, device: u8) -> u64 {
         let count = |shard: &Mutex<Shard>| {
             let shard = shard.lock();
-            shard.iter().filter(|entry| entry.zone.device() == usize::from(device)).count() as u64
+            shard.iter().filter(|entry| entry.zone.device() == device).count() as u64
         };
         self.shards.iter().map(count).sum()
     }

@@ -55,11 +55,8 @@ impl SsdTier {
     /// Whether the disk on which an object stands may be asked for it: one that is late is not.
     #[must_use]
     pub fn may_load(&self, key: &[u8]) -> bool {
-        let found = self.shared.index.get(&self.shared.hash(key));
-        let device =
-            |place: Place| self.shared.devices.get(place.zone.device()).map(|device| (device, place));
-        let asked = found.and_then(|found| device(found.place));
-        asked.is_none_or(|(device, place)| self.shared.may_ask(&device, place))
+        let Some(Located { place, .. }) = self.shared.index.get(&self.shared.hash(key)) else { return true };
+        self.shared.devices.of(place).is_none_or(|device| self.shared.may_ask(&device, place))
     }
 
     /// Whether a version of a key can be loaded, from where nothing is about to go, and none of it is on its way, which may say
@@ -97,8 +94,7 @@ impl SsdTier {
     /// The number of the disk on which an object stands.
     #[must_use]
     pub fn disk_of(&self, key: &[u8]) -> Option<u8> {
-        let found = self.shared.index.get(&self.shared.hash(key))?;
-        u8::try_from(found.place.zone.device()).ok()
+        self.shared.index.get(&self.shared.hash(key)).map(|found| found.place.zone.device())
     }
 
     /// Lets go of memory that this thread wanted filled, as far as its disk was late and has done so by now. Returns whether
@@ -211,7 +207,7 @@ impl Shared {
         memory: &Memory,
         reason: ReadFor,
     ) -> Result<RecordFacts, Missed> {
-        let device = self.devices.get(place.zone.device()).ok_or(Missed::Absent)?;
+        let device = self.devices.of(place).ok_or(Missed::Absent)?;
         let zone = place.zone.zone();
         let _lease = device.lease(zone).ok_or(Missed::Absent)?;
         let sequence = device.zone(zone).map(|zone| zone.sequence);

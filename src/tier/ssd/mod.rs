@@ -295,7 +295,7 @@ impl SsdTier {
     #[must_use]
     pub fn predicted_load(&self, key: &[u8], length: ByteCount) -> Option<Duration> {
         let found = self.shared.index.get(&self.shared.hash(key))?;
-        self.shared.devices.get(found.place.zone.device())?.work.predicted_load(length.get())
+        self.shared.devices.of(found.place)?.work.predicted_load(length.get())
     }
 
     /// Reads an object into memory of its own, counted as read for `reason`. Waits for the disk.
@@ -333,16 +333,15 @@ impl SsdTier {
         let mut numbers: Vec<u8> = keys.flat_map(|key| self.shared.disks_of(self.shared.hash(key))).collect();
         numbers.sort_unstable();
         numbers.dedup();
-        let disks = numbers.into_iter().filter_map(|number| self.shared.devices.get(usize::from(number)));
+        let disks = numbers.into_iter().filter_map(|number| self.shared.devices.get(number));
         Self::flush_disks(&disks.collect::<Vec<_>>(), limit)
     }
 
     /// Whether a record of a key stands, or is on its way, on a disk that takes writes.
     #[must_use]
     pub fn can_keep(&self, key: &[u8]) -> bool {
-        let is_working = |number: u8| {
-            self.shared.devices.get(usize::from(number)).is_some_and(|device| !device.is_failing())
-        };
+        let is_working =
+            |number: u8| self.shared.devices.get(number).is_some_and(|device| !device.is_failing());
         self.shared.disks_of(self.shared.hash(key)).into_iter().any(is_working)
     }
 

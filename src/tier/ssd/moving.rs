@@ -63,8 +63,7 @@ impl Shared {
     /// Makes durable what was moved to other disks, also by a drain that ended early.
     pub(super) fn flush_moved(&self) -> Result<(), ChangeError> {
         let moved_to = self.moved_to.lock().clone();
-        let disks: Vec<_> =
-            moved_to.iter().filter_map(|&number| self.devices.get(usize::from(number))).collect();
+        let disks: Vec<_> = moved_to.iter().filter_map(|&number| self.devices.get(number)).collect();
         let is_durable = |disk: &Arc<Device>| SsdTier::flush_disks(std::slice::from_ref(disk), MOVE_LIMIT);
         if let Some(disk) = disks.iter().find(|disk| !is_durable(disk)) {
             let reason =

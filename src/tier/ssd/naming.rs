@@ -72,7 +72,7 @@ pub struct Unnamed {
     standing: VecDeque<Standing>,
     objects: u64,
     /// How often in a row each disk was too late.
-    late: HashMap<usize, u32>,
+    late: HashMap<u8, u32>,
 }
 
 impl Unnamed {
@@ -158,7 +158,7 @@ impl Shared {
     pub(super) fn describe(&self, key: &[u8]) -> Result<Standing, Missed> {
         let hash = self.hash(key);
         let place = self.index.get(&hash).ok_or(Missed::Absent)?.place;
-        let device = self.devices.get(place.zone.device()).ok_or(Missed::Absent)?;
+        let device = self.devices.of(place).ok_or(Missed::Absent)?;
         let zone = place.zone.zone();
         let _lease = device.lease(zone).ok_or(Missed::Absent)?;
         let sequence = device.zone(zone).map(|zone| zone.sequence);

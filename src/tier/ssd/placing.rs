@@ -91,7 +91,7 @@ impl Shared {
         }
         // Of one version that stays where it is not read the removal goes there, too.
         let is_unread = |known: &Located| {
-            let disk = self.devices.get(known.place.zone.device());
+            let disk = self.devices.of(known.place);
             disk.is_some_and(|disk| disk.number != device.number && disk.overdue.reads_nothing())
         };
         if self.index.get(&hash).is_some_and(|known| known.version == version && is_unread(&known)) {
@@ -108,7 +108,7 @@ impl Shared {
     /// The disk to which a record of a key with `length` bytes of data goes, if any takes records.
     fn disk_for(&self, under_way: &UnderWay, hash: &RecordHash, length: ByteCount) -> Option<Arc<Device>> {
         // All records of a key stand on one disk at a time, so that a removal there hides every one of them.
-        let bound = under_way.disks_of(*hash).next_back().map(usize::from);
+        let bound = under_way.disks_of(*hash).next_back();
         let bound = bound.or_else(|| self.index.get(hash).map(|known| known.place.zone.device()));
         // What stands on a disk that is leaving, takes no writes, or reads nothing, is written elsewhere; its removals go to both.
         let may_stay = |device: &Arc<Device>| {

@@ -55,7 +55,7 @@ pub struct RecoverySummary {
 #[derive(Debug)]
 pub(super) struct Known {
     pub(super) sequence: Order,
-    pub(super) device: usize,
+    pub(super) device: u8,
     pub(super) zone: u32,
     scanned: Option<Vec<FooterEntry>>,
 }
@@ -144,7 +144,7 @@ impl Shared {
         let mut summary = RecoverySummary::default();
         let mut known = self.known_zones();
         let (mut lost, mut late) = (Vec::new(), Vec::new());
-        let mut patience: HashMap<usize, Duration> = HashMap::new();
+        let mut patience: HashMap<u8, Duration> = HashMap::new();
         let salvaged_until = Instant::now() + SALVAGE_ALL_LIMIT;
         let mut gathered = Gathered {
             is_early,
@@ -227,7 +227,7 @@ impl Shared {
     /// Takes out of the index what is removed.
     fn hide(&self, hash: RecordHash, removed: &Removed) {
         let is_later = |found: &Located| {
-            let device = self.devices.get(found.place.zone.device());
+            let device = self.devices.of(found.place);
             let zone = device.and_then(|device| device.zone(found.place.zone.zone()));
             zone.is_some_and(|zone| zone.sequence > removed.order)
         };
@@ -255,7 +255,7 @@ impl Shared {
             let in_use = device.zones().into_iter().zip(0u32..).filter(is_known);
             let known = in_use.map(|(zone, index)| Known {
                 sequence: zone.sequence,
-                device: usize::from(device.number),
+                device: device.number,
                 zone: index,
                 scanned: None,
             });

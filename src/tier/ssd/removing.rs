@@ -20,7 +20,7 @@ impl Shared {
     /// reclaim wrote it again, and its old zone is not void.
     pub(super) fn note_second_place(&self, hash: &RecordHash, version: Version, device: u8) {
         let Some(known) = self.index.get(hash) else { return };
-        let before = u8::try_from(known.place.zone.device()).unwrap_or(device);
+        let before = known.place.zone.device();
         if before != device || known.version == version {
             let mut second = self.second_places.lock();
             second.entry(*hash).or_default().extend([before, device]);
@@ -28,10 +28,9 @@ impl Shared {
     }
 
     /// The disks on which a record may stand, where that are several.
-    pub(super) fn second_places(&self, hash: &RecordHash) -> Vec<usize> {
+    pub(super) fn second_places(&self, hash: &RecordHash) -> Vec<u8> {
         let second = self.second_places.lock();
-        let mut places: Vec<usize> =
-            second.get(hash).into_iter().flatten().copied().map(usize::from).collect();
+        let mut places: Vec<u8> = second.get(hash).into_iter().flatten().copied().collect();
         places.sort_unstable();
         places.dedup();
         places
@@ -42,7 +41,7 @@ impl Shared {
         let mut pending = self.pending.lock();
         let mut devices = pending.cancel(hash, version);
         let removed = self.index.remove_if(&hash, |found| found.version <= version);
-        devices.extend(removed.and_then(|removed| u8::try_from(removed.place.zone.device()).ok()));
+        devices.extend(removed.map(|removed| removed.place.zone.device()));
         self.bury_wherever(&pending, devices, hash, version);
     }
 
@@ -56,7 +55,7 @@ impl Shared {
         older: Option<&Located>,
     ) {
         self.intents.note_stored(hash, version);
-        let device = older.and_then(|older| u8::try_from(older.place.zone.device()).ok());
+        let device = older.map(|older| older.place.zone.device());
         self.bury_wherever(under_way, device.into_iter().collect(), hash, version_before(version));
     }
 
@@ -74,7 +73,7 @@ impl Shared {
         devices.sort_unstable();
         devices.dedup();
         for number in devices {
-            if let Some(device) = self.devices.get(usize::from(number)) {
+            if let Some(device) = self.devices.get(number) {
                 self.bury(under_way, &device, hash, version);
             }
         }

@@ -188,8 +188,7 @@ impl Shared {
     pub(super) fn has_settled(&self, hash: RecordHash, version: Version) -> bool {
         let under_way = self.pending.lock();
         let stays = |place: Place| {
-            let device = self.devices.get(place.zone.device());
-            device.is_none_or(|device| !device.vacating.covers(place.zone.zone()))
+            self.devices.of(place).is_none_or(|device| !device.vacating.covers(place.zone.zone()))
         };
         !under_way.has(hash, version)
             && self.index.get(&hash).is_some_and(|found| found.version == version && stays(found.place))
@@ -200,7 +199,7 @@ impl Shared {
         let pending = self.pending.lock();
         let mut disks: Vec<u8> = pending.disks_of(hash).collect();
         let stands = self.index.get(&hash);
-        disks.extend(stands.and_then(|found| u8::try_from(found.place.zone.device()).ok()));
+        disks.extend(stands.map(|found| found.place.zone.device()));
         disks
     }
 

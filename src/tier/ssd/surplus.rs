@@ -28,7 +28,7 @@ use super::reasons::DroppedFor;
 impl Shared {
     /// Whether a place lies beyond the capacity of its disk.
     pub(super) fn is_surplus(&self, place: Place) -> bool {
-        self.devices.get(place.zone.device()).is_some_and(|device| device.is_surplus(place.zone.zone()))
+        self.devices.of(place).is_some_and(|device| device.is_surplus(place.zone.zone()))
     }
 
     /// Gives up all zones beyond the capacities of their disks. `crossed`: keys of which a record stands there and another
@@ -71,7 +71,7 @@ impl Shared {
     }
 
     fn move_one_out(&self, standing: &mut Standing) {
-        let Some(device) = self.devices.get(standing.place.zone.device()) else { return };
+        let Some(device) = self.devices.of(standing.place) else { return };
         let record = &standing.record;
         let nowhere = Place { zone: ZoneId::on_the_move(device.number), block: self.next_move() };
         if record.length > ByteCount::ZERO
