@@ -138,7 +138,7 @@ impl Sample {
     fn unique_blocks(&self, shared: &Shared, device: &Device, zone: u32) -> u64 {
         let unique = self.records.iter().filter_map(|(hash, block)| {
             let place = Place { zone: device.zone_id(zone), block: *block };
-            let located = shared.index.get(hash).filter(|found| found.place == place)?;
+            let located = shared.index.get_at(hash, place)?;
             (!shared.has_elsewhere(&located)).then_some(u64::from(located.blocks))
         });
         unique.sum::<u64>() * self.step

@@ -178,9 +178,7 @@ impl Shared {
             }
             // An error of another disk gives back what was moved there.
             let is_left: HashSet<Place> = left.iter().map(|(_, place)| *place).collect();
-            let stands = |&(place, ref facts): &Record| {
-                self.index.get(&facts.hash).is_some_and(|found| found.place == place)
-            };
+            let stands = |&(place, ref facts): &Record| self.index.get_at(&facts.hash, place).is_some();
             rest = records.iter().filter(|&record| stands(record)).collect();
             let given_back = rest.iter().filter(|(place, _)| !is_left.contains(place)).count() as u64;
             if given_back == 0 {

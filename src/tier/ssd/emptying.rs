@@ -76,8 +76,7 @@ impl Shared {
 
     /// Whether the record at `place` is pinned.
     pub(super) fn is_pinned_at(&self, hash: &RecordHash, place: Place) -> bool {
-        let located = self.index.get(hash).filter(|found| found.place == place);
-        located.is_some_and(|located| self.is_pinned(&located))
+        self.index.get_at(hash, place).is_some_and(|located| self.is_pinned(&located))
     }
 
     pub(super) fn must_stay(&self, facts: &RecordFacts) -> bool {
@@ -90,7 +89,7 @@ impl Shared {
         let pinned = entries.iter().filter_map(|entry| {
             let FooterEntry::Object { block, facts } = entry else { return None };
             let place = Place { zone, block: *block };
-            let located = self.index.get(&facts.hash).filter(|found| found.place == place)?;
+            let located = self.index.get_at(&facts.hash, place)?;
             let is_meant = self.is_pinned(&located) && !self.has_elsewhere(&located);
             is_meant.then_some(facts.blocks() * BLOCK_BYTES)
         });
@@ -111,9 +110,7 @@ impl Shared {
         for entry in entries {
             let FooterEntry::Object { block, facts } = entry else { continue };
             let place = Place { zone: device.zone_id(number), block: *block };
-            let Some(located) = self.index.get(&facts.hash).filter(|found| found.place == place) else {
-                continue;
-            };
+            let Some(located) = self.index.get_at(&facts.hash, place) else { continue };
             let bytes = facts.blocks() * BLOCK_BYTES;
             let pending: u64 = under_way.iter().map(|(bytes, _)| bytes).sum();
             let is_pinned = || self.is_pinned(&located);

@@ -142,6 +142,16 @@ impl Index {
         shard.find(table_hash(hash), |entry| entry.hash == *hash).map(Entry::located)
     }
 
+    /// The same, when it stands at a place.
+    pub(super) fn get_at(&self, hash: &RecordHash, place: Place) -> Option<Located> {
+        self.get(hash).filter(|found| found.place == place)
+    }
+
+    /// The same, when it is of a version.
+    pub(super) fn get_version(&self, hash: &RecordHash, version: Version) -> Option<Located> {
+        self.get(hash).filter(|found| found.version == version)
+    }
+
     /// Enters a record, unless a later version stands there. Returns whether it was entered.
     pub(super) fn put(&self, hash: RecordHash, located: &Located) -> bool {
         let mut shard = self.shard(&hash).lock();

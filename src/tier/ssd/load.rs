@@ -82,7 +82,7 @@ impl SsdTier {
     pub fn has(&self, key: &[u8], version: Version) -> bool {
         let hash = self.shared.hash(key);
         let under_way = self.shared.pending.lock();
-        under_way.is_stored_now(hash, version) || self.holds(key) == Some(version)
+        under_way.is_stored_now(hash, version) || self.shared.index.get_version(&hash, version).is_some()
     }
 
     /// Whether there is more than one disk.
@@ -160,11 +160,10 @@ impl Shared {
         reason: ReadFor,
     ) -> Result<RecordFacts, Missed> {
         for _ in 0..MOVES_MAX {
-            let located =
-                self.index.get(hash).filter(|located| located.version == version).ok_or(Missed::Absent)?;
+            let located = self.index.get_version(hash, version).ok_or(Missed::Absent)?;
             let outcome = self.load_from(located.place, length, memory, reason);
-            let now = self.index.get(hash);
-            let stands = now.is_some_and(|now| (now.place, now.version) == (located.place, version));
+            let now = self.index.get_at(hash, located.place);
+            let stands = now.is_some_and(|now| now.version == version);
             match outcome {
                 Err(Missed::Failed) => return Err(Missed::Failed),
                 // Reclaim took the zone: the record is on its way to another place.

@@ -200,8 +200,7 @@ impl<'a> Moving<'a> {
     /// Decides what becomes of a record that stands in the zone. Returns false when it is held up.
     fn send(&mut self, record: &'a Record) -> bool {
         let &(place, ref facts) = record;
-        let found = self.shared.index.get(&facts.hash).filter(|found| found.place == place);
-        let Some(located) = found else { return true };
+        let Some(located) = self.shared.index.get_at(&facts.hash, place) else { return true };
         let bytes = facts.blocks() * BLOCK_BYTES;
         if self.shared.has_elsewhere(&located) {
             self.drained.in_memory += 1;

@@ -106,7 +106,7 @@ impl Unnamed {
 impl Shared {
     /// Whether the record that counts for its key still stands there.
     pub(super) fn stands(&self, standing: &Standing) -> bool {
-        self.index.get(&standing.hash).is_some_and(|found| found.place == standing.place)
+        self.index.get_at(&standing.hash, standing.place).is_some()
     }
 
     /// Notes how the owner finds a record again. Returns whether it still stands.
@@ -124,7 +124,7 @@ impl Shared {
                     let standing = entries.into_iter().filter_map(|entry| {
                         let FooterEntry::Object { block, facts } = entry else { return None };
                         let place = Place { zone: device.zone_id(known.zone), block };
-                        let found = self.index.get(&facts.hash).filter(|found| found.place == place)?;
+                        let found = self.index.get_at(&facts.hash, place)?;
                         (found.owner == NOBODY).then(|| Standing::new(place, facts))
                     });
                     unnamed.standing.extend(standing);

@@ -16,13 +16,13 @@ use std::sync::atomic::Ordering;
 
 use tidefs_engine::types::{ByteCount, Checksum};
 
+use super::Shared;
 use super::admission::Refused;
 use super::device::Device;
 use super::format::{KEY_BYTES_MAX, META_BYTES_MAX, RecordFacts, RecordHash};
 use super::open_zone::{fits_a_zone, longest_in_a_zone};
 use super::queue::{Append, Job, cost_of};
 use super::under_way::UnderWay;
-use super::{Located, Shared};
 
 /// Whether a disk reads nothing, whether it waits for a zone, how much it has to do, and how much it did: the least is asked first.
 pub(super) fn load_of(device: &Device) -> (bool, bool, u64, u64) {
@@ -90,11 +90,8 @@ impl Shared {
             }
         }
         // Of one version that stays where it is not read the removal goes there, too.
-        let is_unread = |known: &Located| {
-            let disk = self.devices.of(known.place);
-            disk.is_some_and(|disk| disk.number != device.number && disk.overdue.reads_nothing())
-        };
-        if self.index.get(&hash).is_some_and(|known| known.version == version && is_unread(&known)) {
+        let stands_on = self.index.get_version(&hash, version).and_then(|known| self.devices.of(known.place));
+        if stands_on.is_some_and(|disk| disk.number != device.number && disk.overdue.reads_nothing()) {
             self.note_second_place(&hash, version, device.number);
         }
         pending.begin(hash, version, device.number);

@@ -200,7 +200,7 @@ impl Shared {
         let stays = |entry: &FooterEntry| {
             let FooterEntry::Object { block, facts } = entry else { return None };
             let place = Place { zone: device.zone_id(number), block: *block };
-            let stands = || self.index.get(&facts.hash).is_some_and(|found| found.place == place);
+            let stands = || self.index.get_at(&facts.hash, place).is_some();
             (self.must_stay(facts) && stands()).then(|| (place, facts.clone()))
         };
         entries.iter().filter_map(stays).collect()

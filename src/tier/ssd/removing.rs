@@ -88,7 +88,7 @@ impl Shared {
     /// Leaves a removal for a disk's writer. Of a version that is on its way all is to stay, though its order may be drawn
     /// already; of one that stands again, too. Called under the lock of what is pending.
     pub(super) fn bury(&self, under_way: &UnderWay, device: &Device, hash: RecordHash, version: Version) {
-        let stands = || self.index.get(&hash).is_some_and(|found| found.version == version);
+        let stands = || self.index.get_version(&hash, version).is_some();
         let stays = under_way.takes_along(hash, version) || stands();
         let version = if stays { version_before(version) } else { version };
         let tombstone = Tombstone { order: self.next_order(), hash, version };

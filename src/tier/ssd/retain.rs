@@ -13,7 +13,7 @@ use super::format::{
     BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash, RecordHeader, TOMBSTONES_MAX, Tombstone,
     TombstoneBlock, tombstone_footer_bytes,
 };
-use super::index::{Located, Place};
+use super::index::Place;
 use super::open_zone::Last;
 use super::queue::Retain;
 use super::reasons::WrittenFor;
@@ -39,10 +39,10 @@ impl Writer {
         if self.ensure_zone(1, footer_bytes, Last::Taken).is_err() {
             return false;
         }
-        let stands = |found: Located| found.place == from && found.version == version;
         let order = {
             let pending = self.shared.pending.lock();
-            let is_wanted = self.shared.index.get(&hash).is_some_and(stands)
+            let found = self.shared.index.get_at(&hash, from);
+            let is_wanted = found.is_some_and(|found| found.version == version)
                 && !pending.is_stored_elsewhere(hash, version, self.device.number);
             is_wanted.then(|| self.shared.next_order())
         };

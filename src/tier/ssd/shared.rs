@@ -191,7 +191,7 @@ impl Shared {
             self.devices.of(place).is_none_or(|device| !device.vacating.covers(place.zone.zone()))
         };
         !under_way.has(hash, version)
-            && self.index.get(&hash).is_some_and(|found| found.version == version && stays(found.place))
+            && self.index.get_version(&hash, version).is_some_and(|found| stays(found.place))
     }
 
     /// The disks to which a record of a key is on its way, and that on which it stands.
@@ -209,9 +209,7 @@ impl Shared {
         let (hash, version) = (append.hash, append.version);
         let under_way = self.pending.lock();
         let is_stored_now = under_way.is_stored_now(hash, version);
-        let stands_at = |place| {
-            self.index.get(&hash).is_some_and(|found| found.place == place && found.version == version)
-        };
+        let stands_at = |place| self.index.get_at(&hash, place).is_some_and(|found| found.version == version);
         match append.origin {
             Origin::Owner(_) if is_stored_now => Ok(self.next_order()),
             Origin::Zone(place) if stands_at(place) && is_stored_now => Err(Stored::Failed),
