@@ -189,12 +189,8 @@ impl State {
     /// Whether an object may have a record on a disk, and has none there as it is, nor one on its way, as far as is known.
     fn lacks_copy(&self, ssd: &SsdTier, slot: Slot) -> bool {
         let lacks = |object: &Object| {
-            let has_settled = || {
-                let record = self.ssd_record(slot);
-                record.is_some_and(|record| ssd.has_settled(&record.key, record.version))
-            };
-            let has_one =
-                object.marks.has(Marks::ON_SSD) && !(object.marks.has(Marks::STALE_ON_SSD) && has_settled());
+            let is_stale = || object.marks.has(Marks::STALE_ON_SSD) && self.has_settled_on(ssd, slot);
+            let has_one = object.marks.has(Marks::ON_SSD) && !is_stale();
             object.is_storable() && !has_one
         };
         !self.leaves_first(slot) && self.object(slot).is_some_and(lacks)

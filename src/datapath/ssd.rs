@@ -166,6 +166,11 @@ impl State {
         self.ssd_key(slot).is_some_and(|key| ssd.has_room_for(&key, size, ahead))
     }
 
+    /// Whether the record of the object in `slot` [has settled](SsdTier::has_settled).
+    pub(super) fn has_settled_on(&self, ssd: &SsdTier, slot: Slot) -> bool {
+        self.ssd_record(slot).is_some_and(|record| ssd.has_settled(&record.key, record.version))
+    }
+
     /// Takes a sealed object out of its order and the accounts of memory.
     fn depart(&mut self, slot: Slot) {
         let size = self.object(slot).map(|object| object.size).unwrap_or_default();
@@ -232,8 +237,7 @@ impl Datapath {
                 && !object.marks.has(Marks::STALE_ON_SSD)
                 && !object.marks.has(Marks::DECORATED)
         };
-        state.object(slot).is_some_and(is_same)
-            && state.ssd_record(slot).is_some_and(|record| ssd.has_settled(&record.key, record.version))
+        state.object(slot).is_some_and(is_same) && state.has_settled_on(ssd, slot)
     }
 
     /// Takes a victim out of the tables of memory to send it to a disk, if one takes it.
