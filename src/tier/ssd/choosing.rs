@@ -16,9 +16,10 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use super::Shared;
+use super::contents::records_in;
 use super::device::Device;
 use super::format::{FooterEntry, Order, RecordHash};
-use super::index::Place;
+use super::index::{Place, ZoneId};
 
 /// The part of the closed zones that is old: one in so many.
 const OLD: usize = 4;
@@ -54,7 +55,7 @@ struct Looked {
 /// Some records of a zone.
 #[derive(Debug)]
 struct Sample {
-    records: Vec<(RecordHash, u32)>,
+    records: Vec<(RecordHash, Place)>,
     /// Each stands for so many.
     step: u64,
 }
@@ -78,7 +79,7 @@ impl Choosing {
             if let Entry::Vacant(place) = looked.zones.entry((zone, sequence)) {
                 // One that would have to be scanned waits until it is the oldest and was passed over.
                 match shared.footer_of(device, zone) {
-                    Ok(entries) => _ = place.insert(Sample::of(&entries)),
+                    Ok(entries) => _ = place.insert(Sample::of(device.zone_id(zone), &entries)),
                     // Nor would a disk that is late answer to more: others are served meanwhile.
                     Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                         looked.late.insert((zone, sequence), Instant::now());
@@ -88,7 +89,7 @@ impl Choosing {
                 }
             }
             let Some(sample) = looked.zones.get(&(zone, sequence)) else { continue };
-            let unique = sample.unique_blocks(shared, device, zone);
+            let unique = sample.unique_blocks(shared);
             if least.is_none_or(|(known, _)| unique < known) {
                 least = Some((unique, zone));
             }
@@ -122,23 +123,16 @@ impl Looked {
 }
 
 impl Sample {
-    fn of(entries: &[FooterEntry]) -> Self {
-        let records: Vec<(RecordHash, u32)> = entries
-            .iter()
-            .filter_map(|entry| match entry {
-                FooterEntry::Object { block, facts } => Some((facts.hash, *block)),
-                FooterEntry::Tombstones(_) => None,
-            })
-            .collect();
+    fn of(zone: ZoneId, entries: &[FooterEntry]) -> Self {
+        let records: Vec<_> = records_in(zone, entries).map(|(place, facts)| (facts.hash, place)).collect();
         let step = records.len().div_ceil(SAMPLE).max(1);
         Self { records: records.into_iter().step_by(step).collect(), step: step as u64 }
     }
 
-    /// About how many blocks of a zone have bytes that stand nowhere else.
-    fn unique_blocks(&self, shared: &Shared, device: &Device, zone: u32) -> u64 {
-        let unique = self.records.iter().filter_map(|(hash, block)| {
-            let place = Place { zone: device.zone_id(zone), block: *block };
-            let located = shared.index.get_at(hash, place)?;
+    /// About how many blocks of its zone have bytes that stand nowhere else.
+    fn unique_blocks(&self, shared: &Shared) -> u64 {
+        let unique = self.records.iter().filter_map(|(hash, place)| {
+            let located = shared.index.get_at(hash, *place)?;
             (!shared.has_elsewhere(&located)).then_some(u64::from(located.blocks))
         });
         unique.sum::<u64>() * self.step

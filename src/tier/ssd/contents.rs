@@ -17,11 +17,23 @@ use super::format::{
     BLOCK, BLOCK_BYTES, Footer, FooterEntry, Order, RecordFacts, RecordHeader, TombstoneBlock, decode,
 };
 use super::identity::read_blocks;
+use super::index::{Place, ZoneId};
 use super::memory::Buffer;
 use super::reasons::ReadFor;
 
 /// Blocks that a scan reads at once.
 const SCAN_BLOCKS: u32 = 256;
+
+/// The records among what is in a zone, each with where it stands.
+pub(super) fn records_in(
+    zone: ZoneId,
+    entries: &[FooterEntry],
+) -> impl Iterator<Item = (Place, &RecordFacts)> {
+    entries.iter().filter_map(move |entry| match entry {
+        FooterEntry::Object { block, facts } => Some((Place { zone, block: *block }, facts)),
+        FooterEntry::Tombstones(_) => None,
+    })
+}
 
 /// Reads the footer of a zone.
 ///

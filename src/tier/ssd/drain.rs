@@ -21,9 +21,10 @@ use tidefs_engine::types::ByteCount;
 
 use super::Shared;
 use super::change::{ChangeError, busy};
+use super::contents::records_in;
 use super::device::Device;
 use super::index::Place;
-use super::moving::{Moving, Record, UNTAKEN, records_of};
+use super::moving::{Moving, Record, UNTAKEN};
 use super::queue::{Job, report_to};
 use super::reasons::DroppedFor;
 
@@ -162,8 +163,8 @@ impl Shared {
             };
         }
         let _vacated = device.vacating.begin(zone);
-        let (records, before) = (records_of(device, zone, entries), *drained);
-        let mut rest: Vec<&Record> = records.iter().collect();
+        let records: Vec<Record<'_>> = records_in(device.zone_id(zone), &entries).collect();
+        let (mut rest, before) = (records.clone(), *drained);
         let mut moving = Moving::new(self, device, drained);
         for _ in 0..ATTEMPTS {
             if !moving.move_all(rest, pace, progress)? {
@@ -178,8 +179,8 @@ impl Shared {
             }
             // An error of another disk gives back what was moved there.
             let is_left: HashSet<Place> = left.iter().map(|(_, place)| *place).collect();
-            let stands = |&(place, ref facts): &Record| self.index.get_at(&facts.hash, place).is_some();
-            rest = records.iter().filter(|&record| stands(record)).collect();
+            let stands = |&(place, facts): &Record<'_>| self.index.get_at(&facts.hash, place).is_some();
+            rest = records.iter().copied().filter(stands).collect();
             let given_back = rest.iter().filter(|(place, _)| !is_left.contains(place)).count() as u64;
             if given_back == 0 {
                 if let Err(error) = self.free_zone(device, zone, &left, DroppedFor::Disk) {

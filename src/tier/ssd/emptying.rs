@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use tidefs_engine::types::ByteCount;
 
 use super::Shared;
+use super::contents::records_in;
 use super::device::Device;
 use super::format::{BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash};
 use super::homes::Home;
@@ -85,10 +86,7 @@ impl Shared {
 
     /// Bytes of a zone that are pinned and stand nowhere else.
     fn pinned_bytes(&self, device: &Device, number: u32, entries: &[FooterEntry]) -> u64 {
-        let zone = device.zone_id(number);
-        let pinned = entries.iter().filter_map(|entry| {
-            let FooterEntry::Object { block, facts } = entry else { return None };
-            let place = Place { zone, block: *block };
+        let pinned = records_in(device.zone_id(number), entries).filter_map(|(place, facts)| {
             let located = self.index.get_at(&facts.hash, place)?;
             let is_meant = self.is_pinned(&located) && !self.has_elsewhere(&located);
             is_meant.then_some(facts.blocks() * BLOCK_BYTES)
@@ -107,9 +105,7 @@ impl Shared {
         let mut under_way: Vec<(u64, Receiver<Stored>)> = Vec::new();
         let deadline = Instant::now() + REINSERT_LIMIT;
         let (mut has_failed, mut again) = (false, Vec::new());
-        for entry in entries {
-            let FooterEntry::Object { block, facts } = entry else { continue };
-            let place = Place { zone: device.zone_id(number), block: *block };
+        for (place, facts) in records_in(device.zone_id(number), entries) {
             let Some(located) = self.index.get_at(&facts.hash, place) else { continue };
             let bytes = facts.blocks() * BLOCK_BYTES;
             let pending: u64 = under_way.iter().map(|(bytes, _)| bytes).sum();

@@ -75,16 +75,8 @@ impl Shared {
     }
 }
 
-/// A record, and where it stands.
-pub(super) type Record = (Place, RecordFacts);
-
-pub(super) fn records_of(device: &Device, zone: u32, entries: Vec<FooterEntry>) -> Vec<Record> {
-    let records = entries.into_iter().filter_map(|entry| match entry {
-        FooterEntry::Object { block, facts } => Some((Place { zone: device.zone_id(zone), block }, facts)),
-        FooterEntry::Tombstones(_) => None,
-    });
-    records.collect()
-}
+/// Where a record stands, and what it says.
+pub(super) type Record<'a> = (Place, &'a RecordFacts);
 
 /// For how long something is tried again that does not go on.
 #[derive(Debug)]
@@ -109,7 +101,7 @@ impl Patience {
 
 /// A record on its way to another disk.
 struct OnItsWay<'a> {
-    record: &'a Record,
+    record: Record<'a>,
     bytes: u64,
     to: u8,
     end: Receiver<Stored>,
@@ -124,7 +116,7 @@ pub(super) struct Moving<'a> {
     /// Those that go with the zone.
     pub(super) left: Vec<(RecordHash, Place)>,
     /// Those that stay for now, and why the last of them does.
-    again: Vec<&'a Record>,
+    again: Vec<Record<'a>>,
     reason: &'static str,
     /// Disks that failed to take a record: for that one others are asked first.
     failed: HashSet<(Place, u8)>,
@@ -147,7 +139,7 @@ impl<'a> Moving<'a> {
     /// Has records leave their zone. Returns false when nobody wants more.
     pub(super) fn move_all(
         &mut self,
-        mut records: Vec<&'a Record>,
+        mut records: Vec<Record<'a>>,
         pace: &mut Pace,
         progress: &mut dyn FnMut(Drained) -> bool,
     ) -> Result<bool, ChangeError> {
@@ -176,7 +168,7 @@ impl<'a> Moving<'a> {
     /// Has records leave up to the first one that is held up: that and those behind it are left for another attempt.
     fn move_some(
         &mut self,
-        records: Vec<&'a Record>,
+        records: Vec<Record<'a>>,
         pace: &mut Pace,
         progress: &mut dyn FnMut(Drained) -> bool,
     ) -> Result<bool, ChangeError> {
@@ -198,8 +190,8 @@ impl<'a> Moving<'a> {
     }
 
     /// Decides what becomes of a record that stands in the zone. Returns false when it is held up.
-    fn send(&mut self, record: &'a Record) -> bool {
-        let &(place, ref facts) = record;
+    fn send(&mut self, record: Record<'a>) -> bool {
+        let (place, facts) = record;
         let Some(located) = self.shared.index.get_at(&facts.hash, place) else { return true };
         let bytes = facts.blocks() * BLOCK_BYTES;
         if self.shared.has_elsewhere(&located) {

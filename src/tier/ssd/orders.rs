@@ -9,6 +9,7 @@
 
 use hashbrown::HashMap;
 
+use super::contents::records_in;
 use super::format::{FooterEntry, Order};
 use super::index::{Place, ZoneId};
 
@@ -30,10 +31,7 @@ impl Orders {
     /// A zone is read that was opened at `sequence`. What ended before it is older than all that stands in it and behind it.
     pub(super) fn begin(&mut self, zone: ZoneId, sequence: Order, entries: &[FooterEntry]) {
         self.zones.retain(|_, zone| zone.last > sequence);
-        let records = entries.iter().filter_map(|entry| match entry {
-            FooterEntry::Object { block, facts } => Some((*block, facts.order)),
-            FooterEntry::Tombstones(_) => None,
-        });
+        let records = records_in(zone, entries).map(|(place, facts)| (place.block, facts.order));
         let mut records: Vec<(u32, Order)> = records.collect();
         records.sort_unstable();
         let last = records.iter().map(|&(_, order)| order).max().unwrap_or_default();

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::choosing::Choosing;
-use super::contents::{read_footer, scan_zone};
+use super::contents::{read_footer, records_in, scan_zone};
 use super::days::KEPT_EVERY;
 use super::device::Device;
 use super::emptying::Emptied;
@@ -197,13 +197,11 @@ impl Shared {
         number: u32,
         entries: &[FooterEntry],
     ) -> Vec<(Place, RecordFacts)> {
-        let stays = |entry: &FooterEntry| {
-            let FooterEntry::Object { block, facts } = entry else { return None };
-            let place = Place { zone: device.zone_id(number), block: *block };
-            let stands = || self.index.get_at(&facts.hash, place).is_some();
-            (self.must_stay(facts) && stands()).then(|| (place, facts.clone()))
+        let stays = |&(place, facts): &(Place, &RecordFacts)| {
+            self.must_stay(facts) && self.index.get_at(&facts.hash, place).is_some()
         };
-        entries.iter().filter_map(stays).collect()
+        let records = records_in(device.zone_id(number), entries).filter(stays);
+        records.map(|(place, facts)| (place, facts.clone())).collect()
     }
 
     /// The removals of a zone that may still hide something when the zone is gone.

@@ -16,10 +16,11 @@ use std::sync::atomic::Ordering;
 
 use super::Shared;
 use super::change::ChangeError;
+use super::contents::records_in;
 use super::device::Device;
 use super::drain::{ATTEMPTS, Drained, Pace, stuck};
 use super::format::Tombstone;
-use super::moving::{Moving, UNTAKEN, records_of};
+use super::moving::{Moving, UNTAKEN};
 
 impl Shared {
     /// After a failed write: whether the disk takes no more, which it takes a few to know.
@@ -78,9 +79,9 @@ impl Shared {
                     drained.count_as(before);
                     return Ok(());
                 };
-                let records = records_of(device, zone, entries);
+                let records = records_in(device.zone_id(zone), &entries).collect();
                 let mut moving = Moving::new(self, device, drained);
-                if !moving.move_all(records.iter().collect(), pace, progress)? {
+                if !moving.move_all(records, pace, progress)? {
                     moving.drained.count_as(before);
                     return Ok(());
                 }
