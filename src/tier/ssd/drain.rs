@@ -102,7 +102,7 @@ impl Shared {
             return Err(ChangeError::Starting);
         }
         let was_leaving = device.is_leaving.swap(true, Ordering::Relaxed);
-        if self.least_busy().is_none() {
+        if !self.has_taker() {
             // What was moved from it before may stand on it still: its removals go to it too.
             device.is_leaving.store(was_leaving, Ordering::Relaxed);
             return Err(ChangeError::NoOther);

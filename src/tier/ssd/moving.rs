@@ -24,7 +24,6 @@ use super::format::{BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash};
 use super::index::Place;
 use super::load::says_that_it_is_damaged;
 use super::open_zone::fits_a_zone;
-use super::placing::load_of;
 use super::queue::Stored;
 use super::{Shared, SsdTier};
 
@@ -153,7 +152,7 @@ impl<'a> Moving<'a> {
             if records.is_empty() {
                 return Ok(true);
             }
-            if self.shared.least_busy().is_none() {
+            if !self.shared.has_taker() {
                 return Err(ChangeError::NoOther);
             }
             if records.len() < before {
@@ -221,16 +220,15 @@ impl<'a> Moving<'a> {
 
     /// Leaves a record to be written to another disk. Returns which one.
     fn move_elsewhere(&self, place: Place, facts: &RecordFacts) -> Result<(u8, Receiver<Stored>), NotMoved> {
-        let takers: Vec<Arc<Device>> = self.shared.takers().collect();
-        if takers.is_empty() {
-            return Err(NotMoved::HeldUp);
+        let fits = |device: &Device| fits_a_zone(device.zone_blocks, facts.blocks(), facts.footer_bytes());
+        let has_failed = |device: &Device| self.failed.contains(&(place, device.number));
+        let other = self.shared.best_taker(|device| (!fits(device), has_failed(device)));
+        let other = other.ok_or(NotMoved::HeldUp)?;
+        if !fits(&other) {
+            return Err(NotMoved::Lost);
         }
-        let fits =
-            |device: &&Arc<Device>| fits_a_zone(device.zone_blocks, facts.blocks(), facts.footer_bytes());
-        let load = |device: &&Arc<Device>| (self.failed.contains(&(place, device.number)), load_of(device));
-        let other = takers.iter().filter(fits).min_by_key(load).ok_or(NotMoved::Lost)?;
         self.shared.moved_to.lock().insert(other.number);
-        Ok((other.number, self.shared.rewrite(self.device, other, place, facts)?))
+        Ok((other.number, self.shared.rewrite(self.device, &other, place, facts)?))
     }
 
     /// Waits until no more than `bytes_max` bytes are under way. Until it is known how a record's way ended nothing may be

@@ -42,7 +42,7 @@ impl SsdTier {
     /// Whether any disk takes records.
     #[must_use]
     pub fn takes_records(&self) -> bool {
-        self.shared.least_busy().is_some()
+        self.shared.has_taker()
     }
 }
 

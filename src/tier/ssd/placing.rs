@@ -25,7 +25,7 @@ use super::queue::{Append, Job, cost_of};
 use super::under_way::UnderWay;
 
 /// Whether a disk reads nothing, whether it waits for a zone, how much it has to do, and how much it did: the least is asked first.
-pub(super) fn load_of(device: &Device) -> (bool, bool, u64, u64) {
+fn load_of(device: &Device) -> (bool, bool, u64, u64) {
     let (reads_nothing, is_short) = (device.overdue.reads_nothing(), device.is_short_of_zones());
     (reads_nothing, is_short, device.queue.bytes(), device.work.written.total())
 }
@@ -113,14 +113,18 @@ impl Shared {
         };
         let device = bound.and_then(|device| self.devices.get(device)).filter(may_stay);
         // A small disk has smaller zones.
-        let fits = |device: &Arc<Device>| length <= longest_in_a_zone(device.zone_blocks);
-        let device = device.or_else(|| self.takers().filter(fits).min_by_key(|device| load_of(device)));
-        device.or_else(|| self.least_busy())
+        let is_small = |device: &Device| length > longest_in_a_zone(device.zone_blocks);
+        device.or_else(|| self.best_taker(is_small))
     }
 
-    /// The disk that has least to do, of those that take records.
-    pub(super) fn least_busy(&self) -> Option<Arc<Device>> {
-        self.takers().min_by_key(|device| load_of(device))
+    /// Of the disks that take records those for which `flaws` are least, and of these the one that has least to do.
+    pub(super) fn best_taker<K: Ord>(&self, flaws: impl Fn(&Device) -> K) -> Option<Arc<Device>> {
+        self.takers().min_by_key(|device| (flaws(device), load_of(device)))
+    }
+
+    /// Whether any disk takes records.
+    pub(super) fn has_taker(&self) -> bool {
+        self.takers().next().is_some()
     }
 
     /// The disks that take records.
@@ -145,8 +149,7 @@ impl Shared {
 
     /// See [`super::SsdTier::count_lost`].
     pub(super) fn count_lost(&self) {
-        let has_disk = self.least_busy().is_some();
-        self.count_refused(if has_disk { Refused::QueueFull } else { Refused::NoDevice });
+        self.count_refused(if self.has_taker() { Refused::QueueFull } else { Refused::NoDevice });
     }
 
     pub(super) fn is_writing(&self) -> bool {

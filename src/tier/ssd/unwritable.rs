@@ -36,7 +36,7 @@ impl Shared {
     /// Notes removals of a disk that takes no writes, and is being emptied, on another one. Returns whether there is one.
     pub(super) fn bury_elsewhere(&self, device: &Device, removals: &[Tombstone]) -> bool {
         let is_trusted = !device.is_outdated.load(Ordering::Relaxed);
-        let other = if device.is_leaving() && is_trusted { self.least_busy() } else { None };
+        let other = if device.is_leaving() && is_trusted { self.best_taker(|_| ()) } else { None };
         let Some(other) = other else { return false };
         self.intend(other.number, removals);
         other.queue.push_tombstones(removals.iter().copied())
