@@ -340,9 +340,7 @@ impl SsdTier {
     /// Whether a record of a key stands, or is on its way, on a disk that takes writes.
     #[must_use]
     pub fn can_keep(&self, key: &[u8]) -> bool {
-        let is_working =
-            |number: u8| self.shared.devices.get(number).is_some_and(|device| !device.is_failing());
-        self.shared.disks_of(self.shared.hash(key)).into_iter().any(is_working)
+        self.shared.has_on(key, |device| !device.is_failing())
     }
 
     fn flush_disks(disks: &[Arc<Device>], limit: Duration) -> bool {

@@ -25,18 +25,13 @@ impl SsdTier {
     /// The numbers of the disks whose content the next start gives up.
     #[must_use]
     pub fn outdated_disks(&self) -> Vec<u8> {
-        let is_given_up = |device: &Device| {
-            device.is_outdated.load(Ordering::Relaxed)
-                || (device.is_behind.load(Ordering::Relaxed) && device.is_failing())
-        };
         self.shared.devices.numbers(is_given_up)
     }
 
     /// Whether a record of a key stands, or is on its way, where the next start finds it.
     #[must_use]
     pub fn outlives_a_start(&self, key: &[u8]) -> bool {
-        let outdated = self.outdated_disks();
-        self.shared.disks_of(self.shared.hash(key)).iter().any(|number| !outdated.contains(number))
+        self.shared.has_on(key, |device| !is_given_up(device))
     }
 
     /// Whether any disk takes records.
@@ -44,6 +39,12 @@ impl SsdTier {
     pub fn takes_records(&self) -> bool {
         self.shared.has_taker()
     }
+}
+
+/// Whether the next start gives up what a disk holds.
+fn is_given_up(device: &Device) -> bool {
+    device.is_outdated.load(Ordering::Relaxed)
+        || (device.is_behind.load(Ordering::Relaxed) && device.is_failing())
 }
 
 impl Shared {

@@ -203,6 +203,12 @@ impl Shared {
         disks
     }
 
+    /// Whether one of them is meant.
+    pub(super) fn has_on(&self, key: &[u8], is_meant: impl Fn(&Device) -> bool) -> bool {
+        let disks = self.disks_of(self.hash(key)).into_iter();
+        disks.filter_map(|number| self.devices.get(number)).any(|device| is_meant(&device))
+    }
+
     /// The place of a record in the order of everything. Else how its way ends: as one that is not wanted any more, or stands
     /// where it stood while its owner stores that version again, which is not to come before it in the order.
     pub(super) fn draw_order(&self, append: &Append) -> Result<Order, Stored> {
