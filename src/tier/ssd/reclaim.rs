@@ -104,8 +104,17 @@ impl Shared {
                 return false;
             }
         };
-        let removals = self.needed_tombstones(device, number, &entries);
-        let records = self.records_that_stay(device, number, &entries);
+        let is_gone = self.take_back(device, number, &entries);
+        if !is_gone {
+            choosing.note_late(device, number);
+        }
+        is_gone
+    }
+
+    /// Empties a zone that holds `entries`, and frees it or gives it up. Returns false when it stays for now.
+    fn take_back(&self, device: &Arc<Device>, number: u32, entries: &[FooterEntry]) -> bool {
+        let removals = self.needed_tombstones(device, number, entries);
+        let records = self.records_that_stay(device, number, entries);
         // With no place for them, records are written again from memory, like others.
         let may_lose = removals.is_empty() && device.spare_zones() == 0;
         if !self.retain(device, removals, records) && !may_lose {
@@ -114,18 +123,16 @@ impl Shared {
                 zone = number,
                 "a zone is not taken back for now: there is no place for its removals"
             );
-            choosing.note_late(device, number);
             return false;
         }
         let _vacated = device.vacating.begin(number);
-        let Emptied { stood, has_moved, is_held_up } = self.empty_zone(device, number, &entries);
+        let Emptied { stood, has_moved, is_held_up } = self.empty_zone(device, number, entries);
         if is_held_up {
             tracing::warn!(
                 device = device.name,
                 zone = number,
                 "a zone is not taken back for now: its disk is late or fails, or what stands there is pinned or being stored again"
             );
-            choosing.note_late(device, number);
             self.note_that_it_stays(&stood);
             return false;
         }
@@ -133,7 +140,6 @@ impl Shared {
             // It was given up meanwhile, or who reads there goes on with that.
             device.keep_zone(number);
             self.note_that_it_stays(&stood);
-            choosing.note_late(device, number);
             return false;
         }
         // What stands elsewhere now is durable before it is gone here: one flush for a zone.
