@@ -15,6 +15,7 @@
 //! waited for no longer than [`REINSERT_LIMIT`].
 //! Threads: the reclaimer; those that empty a disk move records by [`Shared::rewrite`], too.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
@@ -102,16 +103,13 @@ impl Shared {
             emptied.is_held_up = true;
             return emptied;
         }
-        let mut under_way: Vec<(u64, Receiver<Stored>)> = Vec::new();
-        let deadline = Instant::now() + REINSERT_LIMIT;
-        let (mut has_failed, mut again) = (false, Vec::new());
+        let (mut rewriting, mut again) = (Rewriting::new(device), Vec::new());
         for (place, facts) in records_in(device.zone_id(number), entries) {
             let Some(located) = self.index.get_at(&facts.hash, place) else { continue };
             let bytes = facts.blocks() * BLOCK_BYTES;
-            let pending: u64 = under_way.iter().map(|(bytes, _)| bytes).sum();
             let is_pinned = || self.is_pinned(&located);
             let is_wanted = (located.heat > 0 || is_pinned()) && !self.has_elsewhere(&located);
-            let is_in_time = pending <= REINSERT_WINDOW;
+            let is_in_time = rewriting.bytes <= REINSERT_WINDOW;
             let is_kept = bytes <= budget && ((is_wanted && is_in_time) || self.must_stay(facts));
             emptied.stood.push((facts.hash, place));
             let rewritten = if is_kept {
@@ -122,12 +120,11 @@ impl Shared {
                 Err(NotMoved::Lost)
             };
             match rewritten {
-                Ok(receiver) => {
+                Ok(end) => {
                     emptied.has_moved = true;
                     budget -= bytes;
                     again.extend((located.is_again && !is_pinned()).then_some(facts.hash));
-                    under_way.push((bytes, receiver));
-                    has_failed |= bring_home(device, &mut under_way, deadline);
+                    rewriting.add(bytes, end);
                 }
                 Err(NotMoved::HeldUp) => {
                     emptied.is_held_up = true;
@@ -137,10 +134,7 @@ impl Shared {
                 Err(NotMoved::Replaced | NotMoved::Lost) => {}
             }
         }
-        for (_, receiver) in under_way {
-            // Whatever becomes of it, its writer tells the index.
-            has_failed |= wait_for(device, &receiver, deadline) == Some(Stored::Failed);
-        }
+        let has_failed = rewriting.end();
         // A writer that waits for the zone gets it nevertheless.
         emptied.is_held_up |= has_failed && !device.is_short_of_zones();
         if !emptied.is_held_up {
@@ -210,31 +204,60 @@ impl Shared {
     }
 }
 
-/// Waits until less than [`REINSERT_WINDOW`] is under way, as far as that may be waited for. Returns whether some was not
-/// written.
-fn bring_home(device: &Device, under_way: &mut Vec<(u64, Receiver<Stored>)>, deadline: Instant) -> bool {
-    let mut has_failed = false;
-    while under_way.iter().map(|(bytes, _)| bytes).sum::<u64>() > REINSERT_WINDOW {
-        let (bytes, receiver) = under_way.remove(0);
-        let Some(stored) = wait_for(device, &receiver, deadline) else {
-            under_way.push((bytes, receiver));
-            break;
-        };
-        has_failed |= stored == Stored::Failed;
-    }
-    has_failed
+/// The records of a zone that are being written again.
+struct Rewriting<'a> {
+    device: &'a Device,
+    deadline: Instant,
+    /// Their ends, each with its bytes.
+    under_way: VecDeque<(u64, Receiver<Stored>)>,
+    /// All of these bytes.
+    bytes: u64,
+    /// Whether some were not written.
+    has_failed: bool,
 }
 
-/// Waits until a record was written again, but not while the writer itself waits for the zone. Returns how that ended.
-fn wait_for(device: &Device, receiver: &Receiver<Stored>, deadline: Instant) -> Option<Stored> {
-    loop {
-        // Looked at first: many are asked for while nothing is to be waited for.
-        let gives_up = device.is_short_of_zones() || Instant::now() >= deadline;
-        match receiver.recv_timeout(if gives_up { Duration::ZERO } else { WRITER_LOOK }) {
-            Ok(stored) => return Some(stored),
-            Err(RecvTimeoutError::Disconnected) => return Some(Stored::Failed),
-            Err(RecvTimeoutError::Timeout) if gives_up => return None,
-            Err(RecvTimeoutError::Timeout) => {}
+impl<'a> Rewriting<'a> {
+    fn new(device: &'a Device) -> Self {
+        let deadline = Instant::now() + REINSERT_LIMIT;
+        Self { device, deadline, under_way: VecDeque::new(), bytes: 0, has_failed: false }
+    }
+
+    /// One more is. Waits until less than [`REINSERT_WINDOW`] is under way, as far as that may be waited for.
+    fn add(&mut self, bytes: u64, end: Receiver<Stored>) {
+        self.under_way.push_back((bytes, end));
+        self.bytes += bytes;
+        while self.bytes > REINSERT_WINDOW
+            && let Some((bytes, end)) = self.under_way.pop_front()
+        {
+            let Some(stored) = self.wait_for(&end) else {
+                self.under_way.push_back((bytes, end));
+                break;
+            };
+            self.bytes -= bytes;
+            self.has_failed |= stored == Stored::Failed;
+        }
+    }
+
+    /// Waits for all of them, as far as that may be waited for. Returns whether some were not written: whatever becomes of one,
+    /// its writer tells the index.
+    fn end(mut self) -> bool {
+        while let Some((_, end)) = self.under_way.pop_front() {
+            self.has_failed |= self.wait_for(&end) == Some(Stored::Failed);
+        }
+        self.has_failed
+    }
+
+    /// Waits until a record was written again, but not while the writer itself waits for the zone. Returns how that ended.
+    fn wait_for(&self, end: &Receiver<Stored>) -> Option<Stored> {
+        loop {
+            // Looked at first: many are asked for while nothing is to be waited for.
+            let gives_up = self.device.is_short_of_zones() || Instant::now() >= self.deadline;
+            match end.recv_timeout(if gives_up { Duration::ZERO } else { WRITER_LOOK }) {
+                Ok(stored) => return Some(stored),
+                Err(RecvTimeoutError::Disconnected) => return Some(Stored::Failed),
+                Err(RecvTimeoutError::Timeout) if gives_up => return None,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
         }
     }
 }
