@@ -168,7 +168,7 @@ impl Shared {
             return Err(NotMoved::Lost);
         }
         // Its bytes are here: from now on it stands nowhere, until it is written.
-        let nowhere = Place { zone: ZoneId::on_the_move(from.number), block: self.next_move() };
+        let nowhere = self.nowhere(from.number);
         let sequence = from.zone(place.zone.zone()).map_or(0, |zone| zone.sequence);
         let uses = self.index.get(&facts.hash).map_or(0, |found| found.heat);
         {

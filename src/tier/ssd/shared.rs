@@ -20,7 +20,7 @@ use super::epochs::Epochs;
 use super::format::{Order, RecordHash, Uuid};
 use super::homes::Homes;
 use super::identity::Unusable;
-use super::index::{Index, Place};
+use super::index::{Index, Place, ZoneId};
 use super::intents::Intents;
 use super::io::Io;
 use super::open::{Assembled, Growth, SsdConfig};
@@ -161,8 +161,9 @@ impl Shared {
         self.order.fetch_add(1, Ordering::Relaxed)
     }
 
-    pub(super) fn next_move(&self) -> u32 {
-        self.moves.fetch_add(1, Ordering::Relaxed)
+    /// Where a record of a disk stands while it is moved: no other one does.
+    pub(super) fn nowhere(&self, disk: u8) -> Place {
+        Place { zone: ZoneId::on_the_move(disk), block: self.moves.fetch_add(1, Ordering::Relaxed) }
     }
 
     pub(super) fn is_stopping(&self) -> bool {

@@ -19,7 +19,7 @@ use tidefs_engine::types::ByteCount;
 use super::Shared;
 use super::device::Device;
 use super::format::RecordHash;
-use super::index::{Place, ZoneId};
+use super::index::Place;
 use super::memory::{Buffer, Memory};
 use super::naming::Standing;
 use super::queue::{Append, Job, Origin};
@@ -73,7 +73,7 @@ impl Shared {
     fn move_one_out(&self, standing: &mut Standing) {
         let Some(device) = self.devices.of(standing.place) else { return };
         let record = &standing.record;
-        let nowhere = Place { zone: ZoneId::on_the_move(device.number), block: self.next_move() };
+        let nowhere = self.nowhere(device.number);
         if record.length > ByteCount::ZERO
             || !self.index.relocate(&standing.hash, record.version, standing.place, nowhere)
         {
