@@ -76,6 +76,13 @@ pub struct Indexed {
 /// What is gathered while zones are read.
 struct Gathered<'a> {
     is_early: &'a dyn Fn(&[u8]) -> bool,
+    /// For how long each disk is asked again.
+    patience: HashMap<u8, Duration>,
+    salvaged_until: Instant,
+    summary: RecoverySummary,
+    /// Zones that were not read in time, and those that cannot be read.
+    late: Vec<LateZone>,
+    lost: Vec<(Arc<Device>, u32)>,
     early: Vec<Standing>,
     removed: HashMap<RecordHash, Removed>,
     /// The latest versions that later ones stand in for.
@@ -98,7 +105,25 @@ struct Removed {
     again: Option<(Version, Order)>,
 }
 
-impl Gathered<'_> {
+impl<'a> Gathered<'a> {
+    fn new(is_early: &'a dyn Fn(&[u8]) -> bool) -> Self {
+        Self {
+            is_early,
+            patience: HashMap::new(),
+            salvaged_until: Instant::now() + SALVAGE_ALL_LIMIT,
+            summary: RecoverySummary::default(),
+            late: Vec::new(),
+            lost: Vec::new(),
+            early: Vec::new(),
+            removed: HashMap::new(),
+            replaced: HashMap::new(),
+            crossed: HashSet::new(),
+            orders: Orders::default(),
+            last_order: 0,
+            last_version: Version::default(),
+        }
+    }
+
     /// A removal hides everything up to its version, but for what was stored after it, as `found` may be.
     fn note_removal(&mut self, tombstone: &Tombstone, device: u8, found: Option<Located>) {
         let is_found_after = found.is_some_and(|found| {
@@ -141,62 +166,11 @@ impl Gathered<'_> {
 impl Shared {
     /// Builds the index. See [`super::SsdTier::index`].
     pub(super) fn build_index(&self, is_early: &dyn Fn(&[u8]) -> bool) -> Indexed {
-        let mut summary = RecoverySummary::default();
         let mut known = self.known_zones();
-        let (mut lost, mut late) = (Vec::new(), Vec::new());
-        let mut patience: HashMap<u8, Duration> = HashMap::new();
-        let salvaged_until = Instant::now() + SALVAGE_ALL_LIMIT;
-        let mut gathered = Gathered {
-            is_early,
-            early: Vec::new(),
-            removed: HashMap::new(),
-            replaced: HashMap::new(),
-            crossed: HashSet::new(),
-            orders: Orders::default(),
-            last_order: 0,
-            last_version: Version::default(),
-        };
-        known.retain_mut(|zone| {
-            gathered.last_order = gathered.last_order.max(zone.sequence);
-            let Some(device) = self.devices.get(zone.device) else { return false };
-            let patience = patience.entry(zone.device).or_insert_with(|| self.patience());
-            match self.entries_in_time(&device, zone, patience) {
-                Ok(entries) => {
-                    self.enter(&device, zone, &entries, &mut gathered);
-                    summary.zones += u64::from(zone.scanned.is_none());
-                    summary.scanned_zones += u64::from(zone.scanned.is_some());
-                    true
-                }
-                Err(error) => {
-                    // An error of the whole disk says nothing of the zone, nor is there more to read.
-                    let reads_nothing = says_that_it_is_damaged(&error) && self.reads_nothing(&device, self.limit);
-                    let is_late = reads_nothing || !says_that_it_is_damaged(&error);
-                    tracing::error!(device = device.name, zone = zone.zone, is_late, %error, "a zone is lost");
-                    summary.lost_zones += 1;
-                    // Its removals hide what stands in other zones, as far as they can still be read.
-                    let limit = salvaged_until.saturating_duration_since(Instant::now()).min(SALVAGE_LIMIT);
-                    let limit = if is_late { limit.min(self.patience()) } else { limit };
-                    let salvaged = if reads_nothing {
-                        Salvaged::default()
-                    } else {
-                        self.removals_left_in(&device, zone.zone, limit)
-                    };
-                    let Salvaged { mut entries, is_whole } = salvaged;
-                    entries.retain(|entry| match entry {
-                        FooterEntry::Tombstones(_) => true,
-                        FooterEntry::Object { facts, .. } => facts.length == ByteCount::ZERO,
-                    });
-                    self.enter(&device, zone, &entries, &mut gathered);
-                    if is_late {
-                        late.push(LateZone { device, zone: zone.zone, is_salvaged: is_whole });
-                    } else {
-                        lost.push((device, zone.zone));
-                    }
-                    false
-                }
-            }
-        });
-        let Gathered { mut early, removed, mut replaced, crossed, last_order, last_version, .. } = gathered;
+        let mut gathered = Gathered::new(is_early);
+        known.retain_mut(|zone| self.gather(zone, &mut gathered));
+        let Gathered { mut summary, late, lost, mut early, removed, mut replaced, crossed, .. } = gathered;
+        let (last_order, last_version) = (gathered.last_order, gathered.last_version);
         // What an earlier life wrote and lost may stand there: no life uses an order of another one.
         let least = self.growth.epoch.saturating_mul(1 << 32).min(u64::MAX / 2);
         self.order.store(last_order.saturating_add(1).max(least), Ordering::Relaxed);
@@ -222,6 +196,59 @@ impl Shared {
         early.retain(|standing| self.stands(standing));
         summary.objects = self.index.len().saturating_sub(early.len()) as u64;
         Indexed { summary, last_version, early, unnamed: Unnamed::new(known, summary.objects) }
+    }
+
+    /// Enters what is in a zone. Returns whether it is read as a whole.
+    fn gather(&self, known: &mut Known, gathered: &mut Gathered<'_>) -> bool {
+        gathered.last_order = gathered.last_order.max(known.sequence);
+        let Some(device) = self.devices.get(known.device) else { return false };
+        let patience = gathered.patience.entry(known.device).or_insert_with(|| self.patience());
+        match self.entries_in_time(&device, known, patience) {
+            Ok(entries) => {
+                self.enter(&device, known, &entries, gathered);
+                gathered.summary.zones += u64::from(known.scanned.is_none());
+                gathered.summary.scanned_zones += u64::from(known.scanned.is_some());
+                true
+            }
+            Err(error) => {
+                self.gather_lost(device, known, &error, gathered);
+                false
+            }
+        }
+    }
+
+    /// Enters what of a zone that is not read still can be: its removals hide what stands in other zones.
+    fn gather_lost(
+        &self,
+        device: Arc<Device>,
+        known: &Known,
+        error: &io::Error,
+        gathered: &mut Gathered<'_>,
+    ) {
+        // An error of the whole disk says nothing of the zone, nor is there more to read.
+        let reads_nothing = says_that_it_is_damaged(error) && self.reads_nothing(&device, self.limit);
+        let is_late = reads_nothing || !says_that_it_is_damaged(error);
+        tracing::error!(device = device.name, zone = known.zone, is_late, %error, "a zone is lost");
+        gathered.summary.lost_zones += 1;
+        let left = gathered.salvaged_until.saturating_duration_since(Instant::now());
+        let limit = left.min(SALVAGE_LIMIT);
+        let limit = if is_late { limit.min(self.patience()) } else { limit };
+        let salvaged = if reads_nothing {
+            Salvaged::default()
+        } else {
+            self.removals_left_in(&device, known.zone, limit)
+        };
+        let Salvaged { mut entries, is_whole } = salvaged;
+        entries.retain(|entry| match entry {
+            FooterEntry::Tombstones(_) => true,
+            FooterEntry::Object { facts, .. } => facts.length == ByteCount::ZERO,
+        });
+        self.enter(&device, known, &entries, gathered);
+        if is_late {
+            gathered.late.push(LateZone { device, zone: known.zone, is_salvaged: is_whole });
+        } else {
+            gathered.lost.push((device, known.zone));
+        }
     }
 
     /// Takes out of the index what is removed.
