@@ -90,13 +90,8 @@ impl Writer {
                 Next::Retain(retain) => self.retain(retain),
                 Next::Job(Job::GiveUp(zone)) => self.take_given_up(zone),
                 Next::Job(Job::Flush(done)) => {
-                    self.reap_all();
-                    self.settle_at = None;
-                    let is_written = self.write_unwritten();
-                    let is_flushed = self.settle();
-                    self.catch_up_at = None;
-                    let stays = self.catch_up();
-                    self.end_with(is_written && is_flushed && stays, done);
+                    let is_durable = self.make_durable();
+                    self.end_with(is_durable, done);
                 }
                 Next::Job(Job::Close(done)) => {
                     self.close_zone();
@@ -129,6 +124,22 @@ impl Writer {
             self.answer_awaiting();
             self.void_given_up();
         }
+        self.end();
+    }
+
+    /// Makes durable what came before, on a disk that stays. Returns whether all of it is.
+    fn make_durable(&mut self) -> bool {
+        self.reap_all();
+        self.settle_at = None;
+        let is_written = self.write_unwritten();
+        let is_flushed = self.settle();
+        self.catch_up_at = None;
+        let stays = self.catch_up();
+        is_written && is_flushed && stays
+    }
+
+    /// Nothing comes any more: writes what is left, and ends the open zone.
+    fn end(mut self) {
         self.reap_all();
         self.answer_awaiting();
         self.write_unwritten();
