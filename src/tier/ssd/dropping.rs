@@ -29,10 +29,7 @@ impl Shared {
             let pending = self.pending.lock();
             for (hash, record) in &dropped {
                 let again = record.is_again.then(|| record.place.zone.device());
-                let numbers = again.into_iter().chain(self.second_places(hash));
-                for device in numbers.filter_map(|number| self.devices.get(number)) {
-                    self.bury(&pending, &device, *hash, record.version);
-                }
+                self.bury_all(&pending, again.into_iter().collect(), *hash, record.version);
             }
         }
         self.tell_owner(dropped.into_iter().map(|(_, record)| record), reason);
@@ -43,8 +40,8 @@ impl Shared {
         let dropped = {
             let pending = self.pending.lock();
             let dropped = self.index.remove_if(hash, |found| found.place == place);
-            if let (Some(dropped), Some(device)) = (dropped, self.devices.of(place)) {
-                self.bury(&pending, &device, *hash, dropped.version);
+            if let Some(dropped) = dropped {
+                self.bury_all(&pending, vec![place.zone.device()], *hash, dropped.version);
             }
             dropped
         };

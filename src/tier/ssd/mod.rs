@@ -60,6 +60,7 @@ mod recover;
 mod removing;
 mod resume;
 mod retain;
+mod second_places;
 mod shared;
 mod stations;
 mod status;

@@ -263,7 +263,7 @@ impl Shared {
         });
         // Another disk knows nothing of it when it took no writes at the time, and may outlive this one's removals.
         let Some(found) = hidden else { return };
-        let disks = [found.place.zone.device()].into_iter().chain(self.second_places(&hash));
+        let disks = [found.place.zone.device()].into_iter().chain(self.second_places.of(&hash));
         let pending = self.pending.lock();
         for device in disks.filter_map(|number| self.devices.get(number)) {
             if device.number != removed.device {

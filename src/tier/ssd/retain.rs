@@ -93,10 +93,11 @@ impl Writer {
                 return false;
             }
             let Some(open) = self.open.as_mut() else { return false };
+            let as_of_now = |tombstone| self.shared.as_of_now(self.device.number, tombstone);
             let block = TombstoneBlock {
                 device: self.device.uuid,
                 sequence: open.sequence,
-                tombstones: tombstones.iter().map(|tombstone| self.shared.as_of_now(tombstone)).collect(),
+                tombstones: tombstones.iter().map(as_of_now).collect(),
             };
             match self.device.write_frame(open.zone, open.next_block, &block, self.shared.limit) {
                 Ok(()) => {

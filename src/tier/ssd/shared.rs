@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex};
 use tidefs_engine::types::{ByteCount, Checksum, Version};
 use twox_hash::XxHash3_64;
@@ -25,6 +24,7 @@ use super::intents::Intents;
 use super::io::Io;
 use super::open::{Assembled, Growth, SsdConfig};
 use super::queue::{Append, Origin, Stored};
+use super::second_places::SecondPlaces;
 use super::status::{Counters, DeviceStatus, SsdStatus};
 use super::under_way::UnderWay;
 use super::{Located, Owner};
@@ -55,9 +55,8 @@ pub(super) struct Shared {
     pub(super) growth: Growth,
     /// Guards the epoch of the pool, as it is on its disks, and the file that keeps it. Held while superblocks are written.
     pub(super) epochs: Mutex<Epochs>,
-    /// Guards on which disks a record may stand, where that are several: it was being moved when the daemon died, or one of them
-    /// read nothing when it was stored again.
-    pub(super) second_places: Mutex<HashMap<RecordHash, Vec<u8>>>,
+    /// On which disks a record may stand, where that are several.
+    pub(super) second_places: SecondPlaces,
     pub(super) index: Index,
     /// Where records stood that are written once more.
     pub(super) homes: Homes,
@@ -116,7 +115,7 @@ impl Shared {
             configured: config.places.clone(),
             growth,
             epochs: Mutex::new(epochs),
-            second_places: Mutex::default(),
+            second_places: SecondPlaces::default(),
             index: Index::new(),
             homes: Homes::default(),
             pending: Mutex::default(),
