@@ -11,12 +11,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex};
 use tidefs_engine::types::ByteCount;
 
 use self::trouble::Trouble;
 use super::admission::Admission;
-use super::disk::Disk;
+use super::disk::{Completion, Disk};
 use super::format::{BLOCK_BYTES, Order, Uuid};
 use super::identity::Unusable;
 use super::index::ZoneId;
@@ -38,6 +39,9 @@ pub(super) struct Device {
     zone_count: u32,
     /// Guards the stations of all zones.
     zones: Mutex<Vec<Zone>>,
+    /// Guards the ends of the footers that it was late with, by their zones: one that is written yet would change what a later life
+    /// of its zone has there.
+    late_footers: Mutex<HashMap<u32, Arc<Completion>>>,
     /// Signalled when a zone becomes free, or its last reader leaves.
     changed: Condvar,
     pub(super) queue: Queue,
@@ -102,6 +106,7 @@ impl Device {
             zone_blocks,
             zone_count: count,
             zones: Mutex::new(zones),
+            late_footers: Mutex::default(),
             changed: Condvar::new(),
             queue: Queue::default(),
             work: Work::default(),
@@ -347,6 +352,18 @@ impl Device {
         zones[zone as usize].state = ZoneState::Reclaiming;
         let has_readers = |zones: &mut Vec<Zone>| zones[zone as usize].readers > 0;
         !self.changed.wait_while_for(&mut zones, has_readers, limit).timed_out()
+    }
+
+    /// The footer of a zone was handed to the disk, and not written in time.
+    pub(super) fn note_late_footer(&self, zone: u32, end: Arc<Completion>) {
+        self.late_footers.lock().insert(zone, end);
+    }
+
+    /// A zone was emptied, and its header is void.
+    pub(super) fn free_zone(&self, zone: u32) {
+        let late = self.late_footers.lock().remove(&zone);
+        let may_be_written = late.is_some_and(|end| !end.has_ended_well());
+        self.change_zone(zone, |zone| zone.free(may_be_written));
     }
 
     /// Whether it is being emptied.

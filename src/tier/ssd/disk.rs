@@ -52,7 +52,9 @@ impl Request {
 #[derive(Debug)]
 struct Progress {
     left: usize,
+    /// The first one, until it is told.
     error: Option<io::Error>,
+    has_failed: bool,
 }
 
 /// The end of some requests that were submitted together.
@@ -69,6 +71,12 @@ impl Completion {
         self.progress.lock().left == 0
     }
 
+    /// Whether all requests ended, and none with an error. Of one that failed nobody knows whether the disk has it yet.
+    pub(super) fn has_ended_well(&self) -> bool {
+        let progress = self.progress.lock();
+        progress.left == 0 && !progress.has_failed
+    }
+
     /// Whether nobody waits for the end any more.
     pub(super) fn is_abandoned(&self) -> bool {
         self.is_abandoned.load(Ordering::Relaxed)
@@ -80,6 +88,7 @@ impl Completion {
         progress.left = progress.left.saturating_sub(1);
         if let Err(error) = outcome {
             progress.error.get_or_insert(error);
+            progress.has_failed = true;
         }
         if progress.left == 0 {
             self.ended.notify_all();
@@ -106,7 +115,7 @@ impl Drop for Ticket {
 impl Ticket {
     /// A ticket for `count` requests, and the side on which they end.
     pub(super) fn new(count: usize) -> (Self, Arc<Completion>) {
-        let progress = Mutex::new(Progress { left: count, error: None });
+        let progress = Mutex::new(Progress { left: count, error: None, has_failed: false });
         let is_abandoned = AtomicBool::new(false);
         let completion = Arc::new(Completion { progress, ended: Condvar::new(), is_abandoned });
         (Self { completion: Arc::clone(&completion), drive: None }, completion)
@@ -121,6 +130,11 @@ impl Ticket {
     /// Whether all requests ended, as far as this thread was told so.
     pub(super) fn is_over(&self) -> bool {
         self.completion.is_over()
+    }
+
+    /// The end of all requests, for who looks at it when nobody waits for it any more.
+    pub(super) fn completion(&self) -> Arc<Completion> {
+        Arc::clone(&self.completion)
     }
 
     /// Waits for the end of all requests.

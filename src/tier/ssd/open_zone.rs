@@ -2,8 +2,9 @@
 //!
 //! Invariants
 //! - A footer names only what a flush before it made durable.
-//! - A zone whose footer was handed to the disk and not written in time is served, and not used again until the next start: it
-//!   may be written yet. One whose footer was not begun, as the flush before it was late, is used again.
+//! - A zone whose footer was handed to the disk and not written in time is served. When it is taken back, and the disk has not said
+//!   by then that the footer is written, it is not used again until the next start: it may be written yet. One whose footer was not
+//!   begun, as the flush before it was late, is used again.
 //! - The last free zone is kept for removals of a zone that is being taken back: without them none would become free. When no
 //!   more is taken back, at the end of the tier, it is for all removals that are left: a disk that lost one is not trusted.
 //!
@@ -28,7 +29,7 @@ use super::identity::{flush, write_blocks};
 use super::memory::{Buffer, Memory, Piece};
 use super::reasons::{DroppedFor, WrittenFor};
 use super::writer::Writer;
-use super::zone::{FooterPlace, NoFooter, ZoneState};
+use super::zone::{FooterPlace, ZoneState};
 
 /// How long a record waits for reclaim to free a zone.
 const ZONE_WAIT: Duration = Duration::from_secs(2);
@@ -144,7 +145,7 @@ impl Writer {
         self.reap_all();
         let Some(open) = self.open.take() else { return };
         let footer = self.write_footer(&open);
-        if let Err(NoFooter { error, .. }) = &footer {
+        if let Err(error) = &footer {
             // Its records are found by their headers.
             tracing::warn!(device = self.device.name, zone = open.zone, %error, "a zone has no footer");
         }
@@ -153,12 +154,12 @@ impl Writer {
             if zone.state == ZoneState::Open {
                 zone.state = ZoneState::Closed;
             }
-            zone.note_footer(footer);
+            zone.footer = footer.ok();
         });
         self.shared.wake_reclaim();
     }
 
-    fn write_footer(&self, open: &OpenZone) -> Result<FooterPlace, NoFooter> {
+    fn write_footer(&self, open: &OpenZone) -> io::Result<FooterPlace> {
         write_footer(
             &self.device,
             open.zone,
@@ -203,7 +204,7 @@ pub(super) fn write_footer(
     block: u32,
     entries: Vec<FooterEntry>,
     limit: Duration,
-) -> Result<FooterPlace, NoFooter> {
+) -> io::Result<FooterPlace> {
     let footer =
         encode(&Footer { device: device.uuid, sequence, entries }).ok_or(io::ErrorKind::InvalidInput)?;
     let blocks = u32::try_from(footer.len() / BLOCK).map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -219,10 +220,13 @@ pub(super) fn write_footer(
     };
     let requests = request(block, &footer).into_iter().chain(request(last, &trailer)).collect();
     flush(&*device.disk, limit).inspect_err(|error| device.note_write_error(error))?;
-    if let Err(error) = device.disk.submit(requests).wait(limit) {
+    let ticket = device.disk.submit(requests);
+    if let Err(error) = ticket.wait(limit) {
         device.note_write_error(&error);
-        let is_late = error.kind() == io::ErrorKind::TimedOut;
-        return Err(NoFooter { error, is_late });
+        if error.kind() == io::ErrorKind::TimedOut {
+            device.note_late_footer(zone, ticket.completion());
+        }
+        return Err(error);
     }
     device.work.written.add(WrittenFor::Structures, footer.len() as u64 + BLOCK_BYTES);
     Ok(FooterPlace { block, blocks })
@@ -319,5 +323,22 @@ mod tests {
         disk.let_go();
         assert!(is_right(&tier, b"later", 1, 20_000));
         assert_eq!(tier.status().devices[0].quarantined_zones, 1);
+    }
+
+    #[test]
+    fn a_zone_is_used_again_when_its_late_footer_was_written_by_then_and_not_when_it_failed() {
+        for (fails, expected) in [(false, ZoneState::Free), (true, ZoneState::Quarantined)] {
+            let disk = MemoryDisk::new();
+            let (tier, mut writer) = with_one_written(&disk);
+            disk.hangs_writes.store(true, Ordering::Relaxed);
+            writer.close_zone();
+            disk.fails_writes.store(fails, Ordering::Relaxed);
+            disk.let_go();
+            disk.fails_writes.store(false, Ordering::Relaxed);
+            let zone = free_zone_of_it(&tier, &writer.device);
+            assert_eq!(writer.device.zone(zone).unwrap().state, expected);
+            write(&mut writer, &tier, b"later", 20_000);
+            assert!(is_right(&tier, b"later", 1, 20_000));
+        }
     }
 }

@@ -38,7 +38,7 @@ use super::index::Place;
 use super::load::{read_block, says_that_it_is_damaged};
 use super::queue::{Retain, Stored};
 use super::reasons::DroppedFor;
-use super::zone::{FooterPlace, Zone, ZoneState};
+use super::zone::{FooterPlace, ZoneState};
 
 /// Zones that are kept free ahead of the writer.
 pub(super) const SPARE_ZONES: usize = 2;
@@ -248,7 +248,7 @@ impl Shared {
             self.drop_record(hash, reason, |found| found.place == *place);
         }
         self.homes.forget_in(|home| home == device.zone_id(number));
-        device.change_zone(number, Zone::free);
+        device.free_zone(number);
         Ok(())
     }
 

@@ -323,7 +323,7 @@ impl Shared {
         let Scan { entries, end } = scan_zone(device, zone, sequence, self.limit)?;
         // Without one it is scanned again at the next start.
         let footer = write_footer(device, zone, sequence, end, entries.clone(), self.limit);
-        device.change_zone(zone, |zone| zone.note_footer(footer));
+        device.change_zone(zone, |zone| zone.footer = footer.ok());
         known.scanned = Some(entries.clone());
         Ok(entries)
     }

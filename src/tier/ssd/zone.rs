@@ -8,8 +8,6 @@
 //! taken back, and what was written of it may not have ended: Quarantined, until the next start
 //! ```
 
-use std::io;
-
 use super::format::{BLOCK_BYTES, Order, ZONES_START};
 
 /// Station of a zone.
@@ -38,27 +36,6 @@ pub(super) struct FooterPlace {
     pub(super) blocks: u32,
 }
 
-/// Why a zone has no footer.
-#[derive(Debug)]
-pub(super) struct NoFooter {
-    pub(super) error: io::Error,
-    /// Whether the disk has it, and may write it yet.
-    pub(super) is_late: bool,
-}
-
-/// Of one that the disk was not given.
-impl From<io::Error> for NoFooter {
-    fn from(error: io::Error) -> Self {
-        Self { error, is_late: false }
-    }
-}
-
-impl From<io::ErrorKind> for NoFooter {
-    fn from(kind: io::ErrorKind) -> Self {
-        io::Error::from(kind).into()
-    }
-}
-
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Zone {
     pub(super) state: ZoneState,
@@ -66,13 +43,10 @@ pub(super) struct Zone {
     pub(super) sequence: Order,
     pub(super) readers: u32,
     pub(super) footer: Option<FooterPlace>,
-    /// Whether a write of its present life may end yet: it would change what a later one has there.
-    pub(super) has_late_write: bool,
 }
 
 impl Zone {
-    pub(super) const ABSENT: Self =
-        Self { state: ZoneState::Absent, sequence: 0, readers: 0, footer: None, has_late_write: false };
+    pub(super) const ABSENT: Self = Self { state: ZoneState::Absent, sequence: 0, readers: 0, footer: None };
 
     /// Whether it has records that a start finds.
     pub(super) fn is_in_use(&self) -> bool {
@@ -103,15 +77,9 @@ impl Zone {
         }
     }
 
-    /// Its footer was written, or was not.
-    pub(super) fn note_footer(&mut self, written: Result<FooterPlace, NoFooter>) {
-        self.has_late_write |= written.as_ref().is_err_and(|none| none.is_late);
-        self.footer = written.ok();
-    }
-
     /// It was emptied, and its header is void. One that gave an error meanwhile, or may be written yet, stays out of use.
-    pub(super) fn free(&mut self) {
-        if self.state == ZoneState::Reclaiming && self.has_late_write {
+    pub(super) fn free(&mut self, may_be_written: bool) {
+        if self.state == ZoneState::Reclaiming && may_be_written {
             (self.state, self.sequence) = (ZoneState::Quarantined, Order::MAX);
         } else if self.state == ZoneState::Reclaiming {
             self.state = ZoneState::Free;
