@@ -4,6 +4,7 @@
 //! - One thread at a time hands operations to the endpoint; another that wants to leaves word, and the first goes on.
 //!   So an endpoint may complete operations inside `post`, and their completion may come back here.
 //! - Higher priority goes first; within a priority, first come, first served.
+//! - What is less urgent is never passed by for ever: when `PASSED_BY_MAX` others have gone before it, one of it goes next.
 //! - Who adds operations may do some of their work inside `post`, once: what others add meanwhile, or what follows, is
 //!   work for other threads, or the one that came first would be kept for as long as any come.
 //! - What waits here has not been touched by the endpoint, and can be taken back at once.
@@ -30,9 +31,9 @@ use crate::types::RailId;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Priority {
-    /// Repair, prefetch: nobody waits for it.
+    /// Repair, copies for others: nobody waits for it.
     Background,
-    /// The usual.
+    /// The usual; what is read ahead, and waited for soon.
     #[default]
     Normal,
     /// A reader waits for it.
@@ -40,6 +41,9 @@ pub enum Priority {
 }
 
 const PRIORITIES: usize = 3;
+/// More urgent operations that go before one that waits: enough that a reader notices little of it, and that what nobody waits
+/// for keeps a ninth of a connection that readers fill.
+const PASSED_BY_MAX: usize = 8;
 
 #[derive(Debug)]
 struct RailState {
@@ -54,6 +58,8 @@ struct RailState {
 struct Waiting {
     /// By priority, the most urgent last.
     operations: [VecDeque<Operation>; PRIORITIES],
+    /// For each of them, how many more urgent operations have started since one of it did, while some waited.
+    passed_by: [usize; PRIORITIES],
     /// Whether one of the queues is with the endpoint at the moment.
     is_posting: bool,
     /// Given up while a queue was with the endpoint.
@@ -267,19 +273,17 @@ impl Lane {
     }
 
     fn pump_once(&self, is_first: bool) {
-        for priority in (0..PRIORITIES).rev() {
-            let mut operations = {
-                let mut waiting = self.waiting.lock();
-                waiting.is_posting = true;
-                std::mem::take(&mut waiting.operations[priority])
-            };
-            match is_first {
-                _ if operations.is_empty() => {}
-                true => self.endpoint.post(&mut operations),
-                false => self.endpoint.hand_over(&mut operations),
+        let mut below = PRIORITIES;
+        while let Some((priority, mut operations)) = self.take_next(&mut below) {
+            let offered = operations.len();
+            if is_first {
+                self.endpoint.post(&mut operations);
+            } else {
+                self.endpoint.hand_over(&mut operations);
             }
             let is_full = !operations.is_empty();
-            let (batches, cancelled) = self.put_back(priority, operations);
+            let started = offered - operations.len();
+            let (batches, cancelled) = self.put_back(priority, started, operations);
             // Those of them that the endpoint has taken came after it was told.
             batches.into_iter().for_each(|batch| self.endpoint.cancel(batch));
             cancelled.into_iter().for_each(|operation| operation.complete(Err(Error::Cancelled)));
@@ -289,15 +293,50 @@ impl Lane {
         }
     }
 
+    /// What the endpoint is offered next, and its priority, which is less than `below`: one operation that was passed by too
+    /// often, else all of the most urgent, which `below` is from then on.
+    fn take_next(&self, below: &mut usize) -> Option<(usize, VecDeque<Operation>)> {
+        let mut waiting = self.waiting.lock();
+        let Waiting { operations, passed_by, is_posting, .. } = &mut *waiting;
+        let is_late =
+            |priority: &usize| passed_by[*priority] >= PASSED_BY_MAX && !operations[*priority].is_empty();
+        let next = match (0..*below).find(is_late) {
+            Some(late) => (late, operations[late].pop_front().into_iter().collect()),
+            None => {
+                *below = (0..*below).rev().find(|&priority| !operations[priority].is_empty())?;
+                (*below, std::mem::take(&mut operations[*below]))
+            }
+        };
+        *is_posting = true;
+        Some(next)
+    }
+
     /// Returns what the endpoint had no room for to the head of its queue, but for what was given up meanwhile: hands that
-    /// out, with the batches that were.
-    fn put_back(&self, priority: usize, mut left: VecDeque<Operation>) -> (Vec<BatchId>, Vec<Operation>) {
+    /// out, with the batches that were. `started`: how many it had room for.
+    fn put_back(
+        &self,
+        priority: usize,
+        started: usize,
+        mut left: VecDeque<Operation>,
+    ) -> (Vec<BatchId>, Vec<Operation>) {
         let mut waiting = self.waiting.lock();
         waiting.is_posting = false;
         let cancelled = std::mem::take(&mut waiting.cancelled);
-        left.append(&mut waiting.operations[priority]);
-        let taken = cancelled.iter().flat_map(|batch| take_batch(&mut left, *batch)).collect();
-        waiting.operations[priority] = left;
+        let Waiting { operations, passed_by, .. } = &mut *waiting;
+        let queue = &mut operations[priority];
+        if left.len() > queue.len() {
+            left.append(queue);
+            *queue = left;
+        } else {
+            left.into_iter().rev().for_each(|operation| queue.push_front(operation));
+        }
+        let taken = cancelled.iter().flat_map(|batch| take_batch(queue, *batch)).collect();
+        if started > 0 {
+            passed_by[priority] = 0;
+        }
+        for (count, queue) in passed_by.iter_mut().zip(operations.iter()).take(priority) {
+            *count = if queue.is_empty() { 0 } else { *count + started };
+        }
         (cancelled, taken)
     }
 

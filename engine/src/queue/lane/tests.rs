@@ -140,6 +140,36 @@ fn what_has_no_room_waits_and_the_urgent_goes_first() {
     assert_eq!(*stand.endpoint.posted.lock(), [0, 20, 1, 2, 10]);
 }
 
+/// Room for one, and more of what is urgent than ever ends.
+#[test]
+fn what_is_less_urgent_has_every_ninth_turn_while_others_pass_it_by() {
+    let stand = stand(1, false);
+    let batch = BatchId::next();
+    stand.lane.push(Priority::Urgent, (0..40).map(|index| stand.operation(batch, index)));
+    stand.lane.push(Priority::Normal, (100..102).map(|index| stand.operation(batch, index)));
+    stand.lane.push(Priority::Background, (200..202).map(|index| stand.operation(batch, index)));
+    (0..44).for_each(|_| stand.end_one());
+    let posted = stand.endpoint.posted.lock();
+    let places = [200, 100, 201, 101].map(|index| posted.iter().position(|&found| found == index).unwrap());
+    // The first of the urgent was started before any of the others came.
+    assert_eq!(places, [9, 10, 18, 20], "{posted:?}");
+}
+
+/// What was given up while it was passed by leaves nothing behind for what comes after it.
+#[test]
+fn what_comes_anew_is_passed_by_from_then_on() {
+    let stand = stand(1, false);
+    let (first, second) = (BatchId::next(), BatchId::next());
+    stand.lane.push(Priority::Urgent, (0..30).map(|index| stand.operation(first, index)));
+    stand.lane.push(Priority::Background, [stand.operation(second, 100)]);
+    (0..6).for_each(|_| stand.end_one());
+    drop(stand.lane.cancel(second));
+    stand.end_one();
+    stand.lane.push(Priority::Background, [stand.operation(first, 200)]);
+    (0..9).for_each(|_| stand.end_one());
+    assert_eq!(stand.endpoint.posted.lock().iter().position(|&index| index == 200), Some(16));
+}
+
 #[test]
 fn an_endpoint_may_end_operations_inside_post() {
     let stand = stand(1, true);
