@@ -4,8 +4,10 @@
 //! and the last part is all that is hashed after the last byte came. What one source gave stays when it fails: the next one
 //! goes on from there.
 //!
-//! Limits: [`PARTS_MAX`] parts under way, and [`PARTS_TO_KEEP`] of what nobody here waits for. Those find less room in the
-//! connection, and are not put behind all others: where programs keep it full no copy would ever be made.
+//! What a program waits for goes first, then what one will wait for, then what is kept for others. These have a part of a
+//! connection that programs keep full, too ([`Priority`]): else no copy would ever be made.
+//!
+//! Limits: [`PARTS_MAX`] parts under way, and [`PARTS_TO_KEEP`] of what nobody here waits for.
 //! Threads: whoever waits for the bytes, which is no thread of the runtime.
 
 use std::collections::VecDeque;
@@ -15,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use tidefs_engine::engine::Engine;
 use tidefs_engine::memory::{Access, MemorySlice, PageKind, Region};
-use tidefs_engine::queue::TransferHandle;
+use tidefs_engine::queue::{Priority, TransferHandle};
 use tidefs_engine::request::{Batch, LocalPlace, RemotePlace, Request};
 use tidefs_engine::transport::Direction;
 use tidefs_engine::types::{ByteCount, RegionId};
@@ -65,9 +67,11 @@ impl Drop for Registered {
 /// Why an object is read from another member.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Purpose {
-    /// A program of this host waits for it, or will.
+    /// Somebody waits for it.
     #[default]
     Reading,
+    /// A program of this host will.
+    Ahead,
     /// Another member wants a copy to be here.
     Keeping,
 }
@@ -76,8 +80,17 @@ impl Purpose {
     /// How many parts are under way at once.
     fn parts_max(self) -> usize {
         match self {
-            Self::Reading => PARTS_MAX,
+            Self::Reading | Self::Ahead => PARTS_MAX,
             Self::Keeping => PARTS_TO_KEEP,
+        }
+    }
+
+    /// What it goes before on its connection.
+    fn priority(self) -> Priority {
+        match self {
+            Self::Reading => Priority::Urgent,
+            Self::Ahead => Priority::Normal,
+            Self::Keeping => Priority::Background,
         }
     }
 }
@@ -130,7 +143,8 @@ impl Parts<'_> {
                 length: ByteCount(length),
             };
             let deadline = self.times.deadline.min(Instant::now() + self.times.patience);
-            let handle = self.engine.submit(Batch::new(vec![request], deadline));
+            let priority = self.times.purpose.priority();
+            let handle = self.engine.submit(Batch { priority, ..Batch::new(vec![request], deadline) });
             self.under_way.push_back((offset, length, handle));
             self.next += length;
         }
@@ -210,5 +224,17 @@ impl Core {
         let mut bytes = vec![0; usize::try_from(length.get()).unwrap_or(0)];
         region.read_at(0, &mut bytes);
         Ok(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_goes_before_who_will_and_both_before_copies_for_others() {
+        let [reading, ahead, keeping] =
+            [Purpose::Reading, Purpose::Ahead, Purpose::Keeping].map(Purpose::priority);
+        assert!(reading > ahead && ahead > keeping, "{reading:?} {ahead:?} {keeping:?}");
     }
 }

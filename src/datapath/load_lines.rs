@@ -37,7 +37,11 @@ pub(super) struct Load {
 
 impl Load {
     fn purpose(&self) -> Purpose {
-        if self.is_read { Purpose::Reading } else { Purpose::Keeping }
+        match (self.is_read, self.since) {
+            (false, _) => Purpose::Keeping,
+            (true, None) => Purpose::Ahead,
+            (true, Some(_)) => Purpose::Reading,
+        }
     }
 }
 

@@ -4,6 +4,7 @@ mod attempts;
 mod described;
 mod moody;
 mod notices;
+mod order;
 mod ways;
 
 use std::sync::Arc;

@@ -50,6 +50,18 @@ fn what_another_member_wants_to_be_here_is_loaded_for_that_alone_unless_a_progra
 }
 
 #[test]
+fn what_is_loaded_ahead_is_less_urgent_than_what_somebody_waits_for() {
+    let loader = lines(4);
+    assert!((1..=2).all(|number| loader.leave_ahead(Ino(number), ByteCount(1), true)));
+    loader.leave(Ino(2), Box::new(|_| ()));
+    let mut lines = loader.lines.lock();
+    for purpose in [Purpose::Reading, Purpose::Ahead] {
+        let next = lines.next().unwrap();
+        assert_eq!(lines.known(&next).1, purpose);
+    }
+}
+
+#[test]
 fn half_of_the_threads_stay_for_loads_while_jobs_take_long() {
     let loader = lines(4);
     assert!((0..4).all(|_| loader.take_job(JobKind::Other, Box::new(|_| ())).is_none()));
