@@ -8,7 +8,7 @@
 //! An operation whose bytes are being compared has left the transport below, and still ends by its deadline, by a cancel
 //! and by a close.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -18,14 +18,12 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 
-use super::{Poster, Then, error_at_close, post_relayed};
+use super::follow::{Follow, Followed};
+use super::{Layer, Then, Wrap, error_at_close};
 use crate::error::Error;
 use crate::memory::{MemorySlice, Region};
-use crate::transport::{
-    BatchId, BoxFuture, Capabilities, Endpoint, EndpointState, Exchange, Operation, Rail, RailLoad, Ticket,
-    Transport, ZeroCopyStatus,
-};
-use crate::types::{ByteCount, PeerId, RailId, RegionId};
+use crate::transport::{BatchId, BoxFuture, Endpoint, Exchange, Operation, Ticket, Transport};
+use crate::types::{ByteCount, PeerId, RegionId};
 
 /// First byte of a request that is for the transport below.
 const BELOW: u8 = 0;
@@ -46,7 +44,7 @@ pub fn checksummed(
     runtime: &Handle,
 ) -> Arc<dyn Transport> {
     let (regions, endpoints) = (Mutex::default(), Mutex::default());
-    Arc::new(ChecksumTransport { inner, exchanges, runtime: runtime.clone(), regions, endpoints })
+    Arc::new(Layer { inner, wrap: Checker { exchanges, runtime: runtime.clone(), regions, endpoints } })
 }
 
 /// A question, behind [`CHECKSUM`].
@@ -61,16 +59,15 @@ struct Question {
 type Answer = Option<u64>;
 
 #[derive(Debug)]
-struct ChecksumTransport {
-    inner: Arc<dyn Transport>,
+struct Checker {
     exchanges: Arc<dyn Exchanges>,
     runtime: Handle,
     /// What peers may ask about. Held while a checksum is computed, so that none is once a region is withdrawn.
     regions: Mutex<BTreeMap<RegionId, Arc<Region>>>,
-    endpoints: Mutex<Vec<Weak<ChecksumEndpoint>>>,
+    endpoints: Mutex<Vec<Weak<Followed<Comparer>>>>,
 }
 
-impl ChecksumTransport {
+impl Checker {
     fn checksum(&self, question: &Question) -> Answer {
         let Question { region: id, offset, length } = *question;
         let regions = self.regions.lock();
@@ -90,70 +87,29 @@ impl Exchange for Marked<'_> {
     }
 }
 
-impl Transport for ChecksumTransport {
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn rails(&self) -> Vec<Rail> {
-        self.inner.rails()
-    }
-
-    fn register(&self, id: RegionId, region: &Arc<Region>) -> Result<Vec<u8>, Error> {
-        let key = self.inner.register(id, region)?;
-        self.regions.lock().insert(id, Arc::clone(region));
-        Ok(key)
-    }
-
-    fn renewed_key(&self, id: RegionId, first: &[u8]) -> Option<Vec<u8>> {
-        self.inner.renewed_key(id, first)
-    }
-
-    fn key_name(&self, key: &[u8]) -> &'static str {
-        self.inner.key_name(key)
-    }
-
-    fn more_key_names(&self) -> &'static [&'static str] {
-        self.inner.more_key_names()
-    }
-
-    fn unregister(&self, id: RegionId) -> BoxFuture<'_, ()> {
-        self.regions.lock().remove(&id);
-        self.inner.unregister(id)
-    }
-
-    fn unregister_unused(&self, id: RegionId) -> BoxFuture<'_, ()> {
-        self.regions.lock().remove(&id);
-        self.inner.unregister_unused(id)
+impl Wrap for Checker {
+    fn wrap(&self, peer: PeerId, inner: Arc<dyn Endpoint>) -> Arc<dyn Endpoint> {
+        let (exchange, runtime) = (self.exchanges.to(peer), self.runtime.clone());
+        let follow = Comparer { exchange, runtime, comparing: Arc::default() };
+        let endpoint = Arc::new(Followed { inner, follow });
+        let mut endpoints = self.endpoints.lock();
+        endpoints.retain(|endpoint| endpoint.strong_count() > 0);
+        endpoints.push(Arc::downgrade(&endpoint));
+        endpoint
     }
 
     fn connect<'a>(
         &'a self,
+        inner: &'a dyn Transport,
         peer: PeerId,
         exchange: &'a dyn Exchange,
     ) -> BoxFuture<'a, Result<Arc<dyn Endpoint>, Error>> {
-        Box::pin(async move {
-            let inner = self.inner.connect(peer, &Marked(exchange)).await?;
-            let endpoint = Arc::new(ChecksumEndpoint {
-                inner,
-                exchange: self.exchanges.to(peer),
-                runtime: self.runtime.clone(),
-                comparing: Arc::default(),
-            });
-            let mut endpoints = self.endpoints.lock();
-            endpoints.retain(|endpoint| endpoint.strong_count() > 0);
-            endpoints.push(Arc::downgrade(&endpoint));
-            Ok(endpoint as Arc<dyn Endpoint>)
-        })
+        Box::pin(async move { inner.connect(peer, &Marked(exchange)).await })
     }
 
-    fn answer(&self, peer: PeerId, request: &[u8]) -> Result<Vec<u8>, Error> {
+    fn answer(&self, inner: &dyn Transport, peer: PeerId, request: &[u8]) -> Result<Vec<u8>, Error> {
         match request {
-            [BELOW, request @ ..] => self.inner.answer(peer, request),
+            [BELOW, request @ ..] => inner.answer(peer, request),
             [CHECKSUM, question @ ..] => {
                 let question = postcard::from_bytes(question);
                 let question = question.map_err(|_| Error::protocol("a question that cannot be read"))?;
@@ -164,18 +120,17 @@ impl Transport for ChecksumTransport {
         }
     }
 
-    fn zero_copy(&self, peer: PeerId) -> Option<ZeroCopyStatus> {
-        self.inner.zero_copy(peer)
+    fn registered(&self, id: RegionId, region: &Arc<Region>) {
+        self.regions.lock().insert(id, Arc::clone(region));
     }
 
-    fn forget(&self, peer: PeerId) {
-        self.inner.forget(peer);
+    fn withdrawn(&self, id: RegionId) {
+        self.regions.lock().remove(&id);
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             self.regions.lock().clear();
-            self.inner.close().await;
             let endpoints: Vec<_> = self.endpoints.lock().iter().filter_map(Weak::upgrade).collect();
             for endpoint in endpoints {
                 endpoint.close().await;
@@ -229,9 +184,9 @@ impl Comparing {
     }
 }
 
+/// Compares the operations of one connection.
 #[derive(Debug)]
-struct ChecksumEndpoint {
-    inner: Arc<dyn Endpoint>,
+struct Comparer {
     exchange: Arc<dyn Exchange>,
     runtime: Handle,
     comparing: Arc<Comparing>,
@@ -271,9 +226,9 @@ impl Comparison {
     }
 }
 
-impl ChecksumEndpoint {
+impl Follow for Comparer {
     /// Compares when the operation has been done below.
-    fn relay(&self, operation: &Operation) -> Then {
+    fn follow(&self, operation: &Operation) -> Then {
         let comparison = Comparison {
             local: operation.local.clone(),
             region: operation.remote.region,
@@ -303,43 +258,16 @@ impl ChecksumEndpoint {
             });
         })
     }
-}
 
-impl Endpoint for ChecksumEndpoint {
-    fn post(&self, operations: &mut VecDeque<Operation>) {
-        post_relayed(&*self.inner, operations, Poster::Works, |operation| self.relay(operation));
-    }
-
-    fn hand_over(&self, operations: &mut VecDeque<Operation>) {
-        post_relayed(&*self.inner, operations, Poster::HandsOver, |operation| self.relay(operation));
-    }
-
-    fn cancel(&self, batch: BatchId) {
-        self.inner.cancel(batch);
+    fn cancelled(&self, batch: BatchId) {
         self.comparing.give_up(|running| running == batch, &Error::Cancelled);
     }
 
-    fn state(&self) -> EndpointState {
-        self.inner.state()
-    }
-
-    fn failed_rail(&self) -> Option<RailId> {
-        self.inner.failed_rail()
-    }
-
-    fn operation_bytes_max(&self) -> ByteCount {
-        self.inner.operation_bytes_max()
-    }
-
-    fn load(&self) -> Vec<RailLoad> {
-        self.inner.load()
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
+    fn close<'a>(&'a self, inner: &'a dyn Endpoint) -> BoxFuture<'a, ()> {
         Box::pin(async move {
-            let error = error_at_close(&*self.inner);
+            let error = error_at_close(inner);
             let error = self.comparing.table.lock().closed.get_or_insert(error).clone();
-            self.inner.close().await;
+            inner.close().await;
             self.comparing.give_up(|_| true, &error);
             loop {
                 let ended = self.comparing.ended.notified();

@@ -9,6 +9,7 @@
 
 pub mod checksum;
 pub mod fault;
+mod follow;
 mod hold;
 pub mod record;
 pub mod throttle;
@@ -27,10 +28,31 @@ use crate::error::Error;
 use crate::memory::Region;
 use crate::types::{PeerId, RegionId};
 
-/// What a decorator does with each connection that the transport below makes.
+/// What a decorator does with the transport below, and with each connection that it makes.
 trait Wrap: Send + Sync + fmt::Debug {
     /// A connection to `peer` around `inner`.
     fn wrap(&self, peer: PeerId, inner: Arc<dyn Endpoint>) -> Arc<dyn Endpoint>;
+
+    /// Connects the transport below.
+    fn connect<'a>(
+        &'a self,
+        inner: &'a dyn Transport,
+        peer: PeerId,
+        exchange: &'a dyn Exchange,
+    ) -> BoxFuture<'a, Result<Arc<dyn Endpoint>, Error>> {
+        inner.connect(peer, exchange)
+    }
+
+    /// Answers what `peer` asks, for the transport below or for this layer.
+    fn answer(&self, inner: &dyn Transport, peer: PeerId, request: &[u8]) -> Result<Vec<u8>, Error> {
+        inner.answer(peer, request)
+    }
+
+    /// The transport below has registered a region.
+    fn registered(&self, _id: RegionId, _region: &Arc<Region>) {}
+
+    /// The transport below is about to withdraw a region.
+    fn withdrawn(&self, _id: RegionId) {}
 
     /// The link to `peer` is gone; the transport below knows.
     fn forget(&self, _peer: PeerId) {}
@@ -41,7 +63,7 @@ trait Wrap: Send + Sync + fmt::Debug {
     }
 }
 
-/// A transport whose connections are wrapped, and which is else the one below.
+/// A transport to which `wrap` adds something, and which is else the one below.
 #[derive(Debug)]
 struct Layer<W> {
     inner: Arc<dyn Transport>,
@@ -62,7 +84,9 @@ impl<W: Wrap> Transport for Layer<W> {
     }
 
     fn register(&self, id: RegionId, region: &Arc<Region>) -> Result<Vec<u8>, Error> {
-        self.inner.register(id, region)
+        let key = self.inner.register(id, region)?;
+        self.wrap.registered(id, region);
+        Ok(key)
     }
 
     fn renewed_key(&self, id: RegionId, first: &[u8]) -> Option<Vec<u8>> {
@@ -78,10 +102,12 @@ impl<W: Wrap> Transport for Layer<W> {
     }
 
     fn unregister(&self, id: RegionId) -> BoxFuture<'_, ()> {
+        self.wrap.withdrawn(id);
         self.inner.unregister(id)
     }
 
     fn unregister_unused(&self, id: RegionId) -> BoxFuture<'_, ()> {
+        self.wrap.withdrawn(id);
         self.inner.unregister_unused(id)
     }
 
@@ -90,11 +116,14 @@ impl<W: Wrap> Transport for Layer<W> {
         peer: PeerId,
         exchange: &'a dyn Exchange,
     ) -> BoxFuture<'a, Result<Arc<dyn Endpoint>, Error>> {
-        Box::pin(async move { Ok(self.wrap.wrap(peer, self.inner.connect(peer, exchange).await?)) })
+        Box::pin(async move {
+            let inner = self.wrap.connect(&*self.inner, peer, exchange).await?;
+            Ok(self.wrap.wrap(peer, inner))
+        })
     }
 
     fn answer(&self, peer: PeerId, request: &[u8]) -> Result<Vec<u8>, Error> {
-        self.inner.answer(peer, request)
+        self.wrap.answer(&*self.inner, peer, request)
     }
 
     fn zero_copy(&self, peer: PeerId) -> Option<ZeroCopyStatus> {

@@ -6,12 +6,11 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::{Layer, Poster, Then, Wrap, post_relayed};
+use super::follow::{Follow, Followed};
+use super::{Layer, Then, Wrap};
 use crate::error::Error;
-use crate::transport::{
-    BatchId, BoxFuture, Direction, Endpoint, EndpointState, Operation, RailLoad, Transport,
-};
-use crate::types::{ByteCount, PeerId, RailId, RegionId};
+use crate::transport::{BatchId, Direction, Endpoint, Operation, Transport};
+use crate::types::{PeerId, RailId, RegionId};
 
 /// One operation that has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,19 +77,20 @@ struct Recorder(Arc<Record>);
 
 impl Wrap for Recorder {
     fn wrap(&self, peer: PeerId, inner: Arc<dyn Endpoint>) -> Arc<dyn Endpoint> {
-        Arc::new(RecordEndpoint { peer, inner, record: Arc::clone(&self.0) })
+        let follow = Noting { peer, record: Arc::clone(&self.0) };
+        Arc::new(Followed { inner, follow })
     }
 }
 
+/// Notes the operations of one connection.
 #[derive(Debug)]
-struct RecordEndpoint {
+struct Noting {
     peer: PeerId,
-    inner: Arc<dyn Endpoint>,
     record: Arc<Record>,
 }
 
-impl RecordEndpoint {
-    fn note(&self, operation: &Operation) -> Then {
+impl Follow for Noting {
+    fn follow(&self, operation: &Operation) -> Then {
         let (start, record) = (Instant::now(), Arc::clone(&self.record));
         let mut entry = Entry {
             peer: self.peer,
@@ -110,39 +110,5 @@ impl RecordEndpoint {
             record.add(entry);
             ticket.complete(result);
         })
-    }
-}
-
-impl Endpoint for RecordEndpoint {
-    fn post(&self, operations: &mut VecDeque<Operation>) {
-        post_relayed(&*self.inner, operations, Poster::Works, |operation| self.note(operation));
-    }
-
-    fn hand_over(&self, operations: &mut VecDeque<Operation>) {
-        post_relayed(&*self.inner, operations, Poster::HandsOver, |operation| self.note(operation));
-    }
-
-    fn cancel(&self, batch: BatchId) {
-        self.inner.cancel(batch);
-    }
-
-    fn state(&self) -> EndpointState {
-        self.inner.state()
-    }
-
-    fn failed_rail(&self) -> Option<RailId> {
-        self.inner.failed_rail()
-    }
-
-    fn operation_bytes_max(&self) -> ByteCount {
-        self.inner.operation_bytes_max()
-    }
-
-    fn load(&self) -> Vec<RailLoad> {
-        self.inner.load()
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.inner.close()
     }
 }

@@ -17,7 +17,9 @@ use super::super::{Poster, Then, error_at_close, error_of, post_relayed};
 use super::{Outcome, Policy};
 use crate::error::Error;
 use crate::memory::MemorySlice;
-use crate::transport::{BatchId, BoxFuture, Direction, Endpoint, EndpointState, Operation, RailLoad};
+use crate::transport::{
+    BatchId, BoxFuture, Direction, Endpoint, EndpointState, Operation, Progress, RailLoad,
+};
 use crate::types::{ByteCount, PeerId, RailId};
 
 /// How often a connection below is asked whether it still works, while something is held for it.
@@ -319,6 +321,10 @@ impl Endpoint for HoldEndpoint {
 
     fn failed_rail(&self) -> Option<RailId> {
         self.0.inner.failed_rail()
+    }
+
+    fn progress(&self, batch: BatchId) -> Option<Arc<dyn Progress>> {
+        self.0.inner.progress(batch)
     }
 
     fn operation_bytes_max(&self) -> ByteCount {

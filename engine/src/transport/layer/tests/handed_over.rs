@@ -6,16 +6,21 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::transport::operation::testing::Seen;
-use crate::transport::{Capabilities, Rail, Ticket, TicketSink};
+use crate::transport::{Capabilities, Progress, Rail, Ticket, TicketSink};
 use crate::types::RailId;
 
-/// Refuses what it is given, and remembers whose work that was: whether it was handed over, and how many.
+/// Refuses what it is given, and lends work that there is none of.
 #[derive(Debug, Default)]
-struct Given(parking_lot::Mutex<Vec<(bool, usize)>>);
+struct Given {
+    /// Whose work that was: whether it was handed over, and how many.
+    taken: parking_lot::Mutex<Vec<(bool, usize)>>,
+    /// For which batches a thread wanted to work that waits.
+    asked: parking_lot::Mutex<Vec<BatchId>>,
+}
 
 impl Given {
     fn take(&self, is_handed_over: bool, operations: &mut VecDeque<Operation>) {
-        self.0.lock().push((is_handed_over, operations.len()));
+        self.taken.lock().push((is_handed_over, operations.len()));
         operations.drain(..).for_each(|operation| operation.complete(Err(Error::Cancelled)));
     }
 }
@@ -35,6 +40,11 @@ impl Endpoint for Given {
         EndpointState::Ready
     }
 
+    fn progress(&self, batch: BatchId) -> Option<Arc<dyn Progress>> {
+        self.asked.lock().push(batch);
+        Some(Arc::new(Idle))
+    }
+
     fn load(&self) -> Vec<RailLoad> {
         Vec::new()
     }
@@ -42,6 +52,16 @@ impl Endpoint for Given {
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {})
     }
+}
+
+/// Work that is done.
+#[derive(Debug)]
+struct Idle;
+
+impl Progress for Idle {
+    fn work(&self, _: &dyn Fn() -> bool, _: Instant) {}
+
+    fn nudge(&self) {}
 }
 
 /// A transport whose only connection is this one.
@@ -90,21 +110,25 @@ impl Transport for Leading {
     }
 }
 
+/// Each layer around a transport whose only connection is `below`.
+fn layers(below: &Arc<Given>) -> [Arc<dyn Transport>; 4] {
+    let network = SimNetwork::in_real_time(13, Conditions::default()).unwrap();
+    let bare: Arc<dyn Transport> = network.transport(peer(1));
+    let inner = || Arc::new(Leading(Arc::clone(below), Arc::clone(&bare))) as Arc<dyn Transport>;
+    let runtime = Handle::current();
+    [
+        throttled(inner(), u64::MAX, &runtime),
+        faulty(inner(), &Faults::new(FaultOptions::default()), &runtime),
+        recorded(inner(), &Record::new(1)),
+        checksummed(inner(), Arc::new(Mute), &runtime),
+    ]
+}
+
 /// A transport may work on the thread of who posts. That is to be once for all that is posted, and not at all for what is
 /// handed over, whatever is around the transport.
 #[tokio::test]
 async fn whose_work_it_is_is_passed_on_by_each_layer() {
-    let network = SimNetwork::in_real_time(13, Conditions::default()).unwrap();
     let below = Arc::new(Given::default());
-    let bare: Arc<dyn Transport> = network.transport(peer(1));
-    let inner = || Arc::new(Leading(Arc::clone(&below), Arc::clone(&bare))) as Arc<dyn Transport>;
-    let (record, runtime) = (Record::new(1), Handle::current());
-    let layers = [
-        throttled(inner(), u64::MAX, &runtime),
-        faulty(inner(), &Faults::new(FaultOptions::default()), &runtime),
-        recorded(inner(), &record),
-        checksummed(inner(), Arc::new(Mute), &runtime),
-    ];
     let region = Arc::new(Region::anonymous(ByteCount(4096), PageKind::Base, Access::ReadWrite).unwrap());
     let sink = Arc::new(Seen::default());
     let reads = || -> VecDeque<Operation> {
@@ -118,12 +142,23 @@ async fn whose_work_it_is_is_passed_on_by_each_layer() {
         };
         (0..100).map(read).collect()
     };
-    for layer in layers {
+    for layer in layers(&below) {
         let endpoint = layer.connect(peer(2), &Mute).await.unwrap();
         endpoint.post(&mut reads());
-        assert_eq!(std::mem::take(&mut *below.0.lock()), [(false, 64), (true, 36)], "{layer:?}");
+        assert_eq!(std::mem::take(&mut *below.taken.lock()), [(false, 64), (true, 36)], "{layer:?}");
         endpoint.hand_over(&mut reads());
-        assert_eq!(std::mem::take(&mut *below.0.lock()), [(true, 64), (true, 36)], "{layer:?}");
+        assert_eq!(std::mem::take(&mut *below.taken.lock()), [(true, 64), (true, 36)], "{layer:?}");
     }
     assert_eq!(sink.0.lock().len(), 4 * 2 * 100);
+}
+
+/// Else a thread that blocks for a transfer would sleep through the work of its transport.
+#[tokio::test]
+async fn the_work_of_the_transport_is_lent_through_each_layer() {
+    let below = Arc::new(Given::default());
+    for layer in layers(&below) {
+        let (endpoint, batch) = (layer.connect(peer(2), &Mute).await.unwrap(), BatchId::next());
+        assert!(endpoint.progress(batch).is_some(), "{layer:?}");
+        assert_eq!(std::mem::take(&mut *below.asked.lock()), [batch], "{layer:?}");
+    }
 }
