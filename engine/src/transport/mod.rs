@@ -111,6 +111,18 @@ pub enum EndpointState {
     Closed,
 }
 
+impl EndpointState {
+    /// What operations end with that it does not carry; `None` while it carries them.
+    #[must_use]
+    pub fn error(&self) -> Option<Error> {
+        match self {
+            Self::Ready => None,
+            Self::Failed(error) => Some(error.clone()),
+            Self::Closed => Some(Error::Closed),
+        }
+    }
+}
+
 /// The two-sided channel over which the ends of a transport agree before they are connected.
 pub trait Exchange: Send + Sync + fmt::Debug {
     /// Hands `request` to [`Transport::answer`] of the same transport at the peer, and returns what that said.

@@ -21,8 +21,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::{
-    BoxFuture, Capabilities, Endpoint, EndpointState, Exchange, Operation, Rail, Ticket, TicketSink,
-    Transport, ZeroCopyStatus,
+    BoxFuture, Capabilities, Endpoint, Exchange, Operation, Rail, Ticket, TicketSink, Transport,
+    ZeroCopyStatus,
 };
 use crate::error::Error;
 use crate::memory::Region;
@@ -143,19 +143,10 @@ impl<W: Wrap> Transport for Layer<W> {
     }
 }
 
-/// Why an endpoint takes nothing more.
-fn error_of(state: &EndpointState) -> Option<Error> {
-    match state {
-        EndpointState::Ready => None,
-        EndpointState::Failed(error) => Some(error.clone()),
-        EndpointState::Closed => Some(Error::Closed),
-    }
-}
-
 /// What ends the operations that a layer still has when it is closed. A connection that has failed is closed, too: then what
 /// failed, so that they are tried again.
 fn error_at_close(inner: &dyn Endpoint) -> Error {
-    error_of(&inner.state()).unwrap_or(Error::Closed)
+    inner.state().error().unwrap_or(Error::Closed)
 }
 
 /// What happens when an operation ends below: it ends the ticket, now or later.

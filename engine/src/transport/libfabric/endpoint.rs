@@ -79,11 +79,7 @@ impl Connection {
 
     /// Whether operations may start, or why not.
     pub(super) fn check(&self) -> Result<(), Error> {
-        match &*self.state.lock() {
-            EndpointState::Ready => Ok(()),
-            EndpointState::Failed(error) => Err(error.clone()),
-            EndpointState::Closed => Err(Error::Closed),
-        }
+        self.state.lock().error().map_or(Ok(()), Err)
     }
 
     /// It takes nothing more. The first cause stays.

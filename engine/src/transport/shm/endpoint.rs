@@ -161,10 +161,7 @@ impl ShmEndpoint {
                 return;
             }
             self.is_failed.store(true, Ordering::Release);
-            let error = match &end {
-                EndpointState::Failed(error) => error.clone(),
-                EndpointState::Ready | EndpointState::Closed => Error::Closed,
-            };
+            let error = end.error().unwrap_or(Error::Closed);
             state.end = Some(end);
             (std::mem::take(&mut state.regions), error)
         };
@@ -177,11 +174,7 @@ impl ShmEndpoint {
 
     /// What a failed endpoint says to every operation.
     fn error(&self) -> Option<Error> {
-        match &self.state.lock().end {
-            None => None,
-            Some(EndpointState::Failed(error)) => Some(error.clone()),
-            Some(EndpointState::Ready | EndpointState::Closed) => Some(Error::Closed),
-        }
+        self.state.lock().end.as_ref().and_then(EndpointState::error)
     }
 
     fn copy(&self, operation: &Operation, theirs: &Mapped) -> Result<(), Error> {

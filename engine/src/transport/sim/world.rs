@@ -241,10 +241,7 @@ impl World {
         if line.state != EndpointState::Ready {
             return Vec::new();
         }
-        let error = match &state {
-            EndpointState::Failed(error) => error.clone(),
-            EndpointState::Ready | EndpointState::Closed => Error::Closed,
-        };
+        let error = state.error().unwrap_or(Error::Closed);
         line.state = state;
         self.end_flights(|flight| flight.line == number, &error)
     }
@@ -271,11 +268,9 @@ impl World {
         now: Duration,
     ) -> Option<Ended> {
         let Some(found) = self.lines.get_mut(&line) else { return Some((operation, Err(Error::Closed))) };
-        match &found.state {
-            EndpointState::Ready if deadline <= now => return Some((operation, Err(Error::DeadlinePassed))),
-            EndpointState::Ready => {}
-            EndpointState::Failed(error) => return Some((operation, Err(error.clone()))),
-            EndpointState::Closed => return Some((operation, Err(Error::Closed))),
+        let late = (deadline <= now).then_some(Error::DeadlinePassed);
+        if let Some(error) = found.state.error().or(late) {
+            return Some((operation, Err(error)));
         }
         found.operations += 1;
         found.bytes += operation.local.length() as u64;

@@ -71,19 +71,12 @@ struct Signals {
 
 impl TcpEndpoint {
     fn over(&self) -> Option<Error> {
-        match &*self.over.lock() {
-            Some(EndpointState::Failed(error)) => Some(error.clone()),
-            Some(_) => Some(Error::Closed),
-            None => None,
-        }
+        self.over.lock().as_ref().and_then(EndpointState::error)
     }
 
     /// Ends all operations with what `state` says, and takes no more.
     pub(super) fn end(&self, state: EndpointState) {
-        let error = match &state {
-            EndpointState::Failed(error) => error.clone(),
-            EndpointState::Ready | EndpointState::Closed => Error::Closed,
-        };
+        let error = state.error().unwrap_or(Error::Closed);
         {
             let mut over = self.over.lock();
             if over.is_some() {

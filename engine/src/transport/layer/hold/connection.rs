@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::super::{Poster, Then, error_at_close, error_of, post_relayed};
+use super::super::{Poster, Then, error_at_close, post_relayed};
 use super::{Outcome, Policy};
 use crate::error::Error;
 use crate::memory::MemorySlice;
@@ -90,7 +90,7 @@ impl Held {
 
     fn post(self: &Arc<Self>, operations: &mut VecDeque<Operation>, poster: Poster) {
         let now = Instant::now();
-        let refusal = error_of(&self.state());
+        let refusal = self.state().error();
         let mut refused = Vec::new();
         let mut table = self.table.lock();
         let is_first = table.waiting.is_empty();
@@ -142,7 +142,7 @@ impl Held {
     /// Lets go on what is due, and ends what is late. Returns whether anything went on.
     pub(super) fn pump(self: &Arc<Self>, poster: Poster) -> bool {
         let now = Instant::now();
-        if let Some(error) = error_of(&self.state()) {
+        if let Some(error) = self.state().error() {
             let all = self.table.lock().take(|_, _| true);
             self.finish_all(all, &error);
             return false;
