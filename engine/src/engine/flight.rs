@@ -22,7 +22,7 @@ use crate::plan::slice::{self, Limits, Slice};
 use crate::queue::transfer::Cancel;
 use crate::queue::{Lane, Priority, Transfer};
 use crate::request::RemotePlace;
-use crate::transport::{BatchId, Direction, Operation, Progress, RemoteSlice, Ticket, TicketSink};
+use crate::transport::{BatchId, Direction, Operation, Progress, RemoteSlice, Ticket, TicketSink, until};
 use crate::types::{ByteCount, RailId};
 
 /// Why a flight was given up.
@@ -152,13 +152,7 @@ impl Flight {
 
     /// Resolves when the flight is given up.
     pub(super) async fn given_up(&self) {
-        loop {
-            let notified = self.given_up.notified();
-            if self.ending().is_some() {
-                return;
-            }
-            notified.await;
-        }
+        until(&self.given_up, || self.ending().is_some()).await;
     }
 
     /// Starts no more slices, and ends those that are under way as soon as their memory is safe.

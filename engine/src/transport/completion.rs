@@ -1,7 +1,9 @@
-//! How threads wait for the ends of operations.
+//! How threads and tasks wait for the ends of operations.
 
 use std::fmt;
 use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
 
 /// How a thread that moves bytes waits when there is nothing to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +37,18 @@ impl Completion {
             Self::Blocking => Duration::ZERO,
             Self::Adaptive => SPIN,
         }
+    }
+}
+
+/// Resolves when `holds` does. It is looked at now, and whenever `changed` wakes all who wait.
+pub(crate) async fn until(changed: &Notify, holds: impl Fn() -> bool) {
+    loop {
+        // Before the look, or what comes in between is missed.
+        let woken = changed.notified();
+        if holds() {
+            return;
+        }
+        woken.await;
     }
 }
 

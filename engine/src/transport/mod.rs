@@ -36,8 +36,8 @@ use crate::memory::Region;
 use crate::types::{ByteCount, NumaNode, PeerId, RailId, RegionId};
 
 pub use crate::types::BoxFuture;
-pub(crate) use completion::processors;
 pub use completion::{Completion, Progress};
+pub(crate) use completion::{processors, until};
 pub use operation::{BatchId, Direction, Operation, RemoteSlice, Ticket, TicketSink};
 pub use rate::Rate;
 

@@ -22,7 +22,7 @@ use super::follow::{Follow, Followed};
 use super::{Layer, Then, Wrap, error_at_close};
 use crate::error::Error;
 use crate::memory::{MemorySlice, Region};
-use crate::transport::{BatchId, BoxFuture, Endpoint, Exchange, Operation, Ticket, Transport};
+use crate::transport::{BatchId, BoxFuture, Endpoint, Exchange, Operation, Ticket, Transport, until};
 use crate::types::{ByteCount, PeerId, RegionId};
 
 /// First byte of a request that is for the transport below.
@@ -269,15 +269,7 @@ impl Follow for Comparer {
             let error = self.comparing.table.lock().closed.get_or_insert(error).clone();
             inner.close().await;
             self.comparing.give_up(|_| true, &error);
-            loop {
-                let ended = self.comparing.ended.notified();
-                tokio::pin!(ended);
-                ended.as_mut().enable();
-                if self.comparing.table.lock().running.is_empty() {
-                    return;
-                }
-                ended.await;
-            }
+            until(&self.comparing.ended, || self.comparing.table.lock().running.is_empty()).await;
         })
     }
 }

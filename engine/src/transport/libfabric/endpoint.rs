@@ -21,7 +21,7 @@ use super::wire::Key;
 use super::{NAME, NOT_OPEN};
 use crate::error::Error;
 use crate::memory::{Access, MemorySlice};
-use crate::transport::{BatchId, BoxFuture, Direction, Endpoint, EndpointState, Operation, RailLoad};
+use crate::transport::{BatchId, BoxFuture, Direction, Endpoint, EndpointState, Operation, RailLoad, until};
 use crate::types::{ByteCount, PeerId, RailId};
 
 /// No rail has this number.
@@ -120,13 +120,7 @@ impl Connection {
 
     /// Resolves when no operation is under way.
     async fn idle(&self) {
-        loop {
-            let ended = self.ended.notified();
-            if self.operations.load(Ordering::Acquire) == 0 {
-                return;
-            }
-            ended.await;
-        }
+        until(&self.ended, || self.operations.load(Ordering::Acquire) == 0).await;
     }
 }
 

@@ -24,7 +24,7 @@ use super::socket::Socket;
 use crate::error::Error;
 use crate::memory::{MemorySlice, Region};
 use crate::transport::{
-    BatchId, BoxFuture, Direction, Endpoint, EndpointState, Operation, Progress, RailLoad,
+    BatchId, BoxFuture, Direction, Endpoint, EndpointState, Operation, Progress, RailLoad, until,
 };
 use crate::types::{ByteCount, PeerId, RailId, RegionId};
 
@@ -142,15 +142,7 @@ impl ShmEndpoint {
 
     /// Resolves when no operation is taken.
     async fn until_idle(&self) {
-        loop {
-            let idle = self.idle.notified();
-            tokio::pin!(idle);
-            idle.as_mut().enable();
-            if self.taken.load(Ordering::Acquire) == 0 {
-                return;
-            }
-            idle.await;
-        }
+        until(&self.idle, || self.taken.load(Ordering::Acquire) == 0).await;
     }
 
     /// Ends everything that waits, once.

@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 use super::frame::{Header, Kind, Reason};
 use crate::error::Error;
 use crate::memory::{Access, MemorySlice, Region};
+use crate::transport::until;
 use crate::types::{ByteCount, RegionId};
 
 /// All registered regions.
@@ -65,15 +66,7 @@ impl Registration {
 
     /// Resolves when nobody has a lease. Called when it is withdrawn, so nobody gets one any more.
     pub(super) async fn wait_idle(&self) {
-        loop {
-            let notified = self.idle.notified();
-            let mut notified = std::pin::pin!(notified);
-            notified.as_mut().enable();
-            if self.is_idle() {
-                return;
-            }
-            notified.await;
-        }
+        until(&self.idle, || self.is_idle()).await;
     }
 }
 

@@ -18,7 +18,7 @@ use super::{Outcome, Policy};
 use crate::error::Error;
 use crate::memory::MemorySlice;
 use crate::transport::{
-    BatchId, BoxFuture, Direction, Endpoint, EndpointState, Operation, Progress, RailLoad,
+    BatchId, BoxFuture, Direction, Endpoint, EndpointState, Operation, Progress, RailLoad, until,
 };
 use crate::types::{ByteCount, PeerId, RailId};
 
@@ -264,15 +264,7 @@ impl Held {
     pub(super) async fn close(&self) {
         self.end();
         self.inner.close().await;
-        loop {
-            let ended = self.ended.notified();
-            tokio::pin!(ended);
-            ended.as_mut().enable();
-            if self.table.lock().operations() == 0 {
-                return;
-            }
-            ended.await;
-        }
+        until(&self.ended, || self.table.lock().operations() == 0).await;
     }
 
     pub(super) fn is_holding(&self) -> bool {
