@@ -4,9 +4,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::super::Layer;
 use super::*;
 use crate::transport::operation::testing::Seen;
-use crate::transport::{Capabilities, Progress, Rail, Ticket, TicketSink};
+use crate::transport::{Progress, Ticket, TicketSink};
 use crate::types::RailId;
 
 /// Refuses what it is given, and lends work that there is none of.
@@ -64,49 +65,22 @@ impl Progress for Idle {
     fn nudge(&self) {}
 }
 
-/// A transport whose only connection is this one.
+/// Has a transport lead to this connection alone.
 #[derive(Debug)]
-struct Leading(Arc<Given>, Arc<dyn Transport>);
+struct Leading(Arc<Given>);
 
-impl Transport for Leading {
-    fn name(&self) -> &'static str {
-        self.1.name()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.1.capabilities()
-    }
-
-    fn rails(&self) -> Vec<Rail> {
-        self.1.rails()
-    }
-
-    fn register(&self, id: RegionId, region: &Arc<Region>) -> Result<Vec<u8>, Error> {
-        self.1.register(id, region)
-    }
-
-    fn unregister(&self, id: RegionId) -> BoxFuture<'_, ()> {
-        self.1.unregister(id)
+impl Wrap for Leading {
+    fn wrap(&self, _: PeerId, inner: Arc<dyn Endpoint>) -> Arc<dyn Endpoint> {
+        inner
     }
 
     fn connect<'a>(
         &'a self,
+        _: &'a dyn Transport,
         _: PeerId,
         _: &'a dyn Exchange,
     ) -> BoxFuture<'a, Result<Arc<dyn Endpoint>, Error>> {
         Box::pin(async { Ok(Arc::clone(&self.0) as Arc<dyn Endpoint>) })
-    }
-
-    fn answer(&self, peer: PeerId, request: &[u8]) -> Result<Vec<u8>, Error> {
-        self.1.answer(peer, request)
-    }
-
-    fn forget(&self, peer: PeerId) {
-        self.1.forget(peer);
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.1.close()
     }
 }
 
@@ -114,7 +88,10 @@ impl Transport for Leading {
 fn layers(below: &Arc<Given>) -> [Arc<dyn Transport>; 4] {
     let network = SimNetwork::in_real_time(13, Conditions::default()).unwrap();
     let bare: Arc<dyn Transport> = network.transport(peer(1));
-    let inner = || Arc::new(Leading(Arc::clone(below), Arc::clone(&bare))) as Arc<dyn Transport>;
+    let inner = || {
+        let (inner, wrap) = (Arc::clone(&bare), Leading(Arc::clone(below)));
+        Arc::new(Layer { inner, wrap }) as Arc<dyn Transport>
+    };
     let runtime = Handle::current();
     [
         throttled(inner(), u64::MAX, &runtime),
