@@ -21,6 +21,21 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// A part of a question: names of it by their place, for one member.
 type Part = (MemberId, Vec<usize>);
 
+/// Names that are asked for.
+struct Question {
+    paths: Vec<Vec<u8>>,
+    /// Whether the answers may be remembered, and who asks is told when they change.
+    is_watched: bool,
+}
+
+impl Question {
+    /// What a member is asked of it, chosen under `view`.
+    fn part(&self, places: &[usize], view: u64) -> Find {
+        let view = if self.is_watched { view } else { Find::UNWATCHED };
+        Find { view, paths: places.iter().map(|&at| self.paths[at].clone()).collect() }
+    }
+}
+
 impl Core {
     /// Answers what a peer asks.
     pub(super) fn answer_find(self: &Arc<Self>, asker: PeerId, find: &Find) -> Answers {
@@ -28,11 +43,16 @@ impl Core {
             let answers = vec![Answered::Incomplete; find.paths.len()];
             return Answers { view: self.seen().view.number, answers };
         }
+        let is_watched = find.view != Find::UNWATCHED;
         let mut answers = Vec::with_capacity(find.paths.len());
         for paths in find.paths.chunks(SLICE) {
             let mut owner = self.owner.lock();
-            answers.extend(paths.iter().map(|path| owner.find(asker, path)));
-            self.drop_watches(&mut owner);
+            if is_watched {
+                answers.extend(paths.iter().map(|path| owner.find(asker, path)));
+                self.drop_watches(&mut owner);
+            } else {
+                answers.extend(paths.iter().map(|path| owner.look_at(KeyId::of(path))));
+            }
         }
         let moved = answers.iter().filter(|answer| **answer == Answered::Moved).count();
         self.counters.moved.add(moved as u64);
@@ -59,38 +79,34 @@ impl Core {
         }
     }
 
-    /// What stands under `path`, for who remembers none of it. Where this member decides nobody watches the name for that: who
-    /// walks through all that it holds would push out what programs were answered.
+    /// What stands under `path`, for who remembers none of it. Nobody watches the name for that: who walks through all that it
+    /// holds would push out what programs were answered.
     pub(super) async fn look_at(self: &Arc<Self>, path: &[u8], deadline: Instant) -> Found {
-        let decided = self.owner.lock().look_at(KeyId::of(path));
-        match decided {
-            Some(Answered::Present { stamp, facts, copies })
-                if !self.has_left() && !self.unheard.covers(path, stamp) =>
-            {
-                self.counters.finds.increment();
-                Found::Present { stamp, facts, copies }
-            }
-            _ => self.find(vec![path.to_vec()], deadline).await.pop().unwrap_or(Found::Unknown),
-        }
+        let question = Question { paths: vec![path.to_vec()], is_watched: false };
+        self.ask(question, deadline).await.pop().unwrap_or(Found::Unknown)
     }
 
     pub(super) async fn find(self: &Arc<Self>, paths: Vec<Vec<u8>>, deadline: Instant) -> Vec<Found> {
+        self.ask(Question { paths, is_watched: true }, deadline).await
+    }
+
+    async fn ask(self: &Arc<Self>, question: Question, deadline: Instant) -> Vec<Found> {
+        let Question { paths, is_watched } = &question;
         self.counters.finds.add(paths.len() as u64);
         if self.has_left() {
             // Nobody would tell it when that changes.
             return paths.iter().map(|_| Found::Absent { is_watched: false }).collect();
         }
         if self.seen().is_alone {
-            return paths.iter().map(|_| Found::Absent { is_watched: true }).collect();
+            return paths.iter().map(|_| Found::Absent { is_watched: *is_watched }).collect();
         }
-        let paths: Arc<[Vec<u8>]> = paths.into();
         let asked_at: Vec<u64> = paths.iter().map(|path| self.revocations(KeyId::of(path).shard())).collect();
         let (mut open, untold): (Vec<usize>, Vec<usize>) =
             (0..paths.len()).partition(|&at| is_told_of(&paths[at]));
         let mut found: Vec<Option<Answered>> = vec![None; paths.len()];
         untold.into_iter().for_each(|at| found[at] = Some(Answered::Absent { is_watched: false }));
         loop {
-            self.ask_owners(&paths, &mut open, &mut found, deadline).await;
+            self.ask_owners(&question, &mut open, &mut found, deadline).await;
             // Who serves them now is about to learn what stands there.
             let may_learn = !open.is_empty() && self.is_settling() && self.until(deadline) > AGAIN * 2;
             if !may_learn {
@@ -129,23 +145,23 @@ impl Core {
     /// could answer.
     async fn ask_owners(
         self: &Arc<Self>,
-        paths: &Arc<[Vec<u8>]>,
+        question: &Question,
         open: &mut Vec<usize>,
         found: &mut [Option<Answered>],
         deadline: Instant,
     ) {
         for is_backup in [false, true, false] {
-            let parts = self.parts(paths, open, is_backup);
+            let parts = self.parts(&question.paths, open, is_backup);
             if parts.is_empty() || self.until(deadline).is_zero() {
                 continue;
             }
             // What the first does not answer, another one has to have time for.
             let wait = self.until(deadline);
             let wait = if is_backup { wait } else { wait / 2 };
-            self.ask_parts(paths, parts, wait, found).await;
+            self.ask_parts(question, parts, wait, found).await;
             if is_backup {
                 // A backup is lost more easily than it is missed: nothing that was asked now is remembered.
-                open.iter().for_each(|&at| self.note_revocation(KeyId::of(&paths[at]).shard()));
+                open.iter().for_each(|&at| self.note_revocation(KeyId::of(&question.paths[at]).shard()));
             }
             open.retain(|&at| !is_final(found[at].as_ref()));
             if open.is_empty() {
@@ -185,33 +201,31 @@ impl Core {
     /// Asks all members at once, and takes what comes in time.
     async fn ask_parts(
         self: &Arc<Self>,
-        paths: &Arc<[Vec<u8>]>,
+        question: &Question,
         parts: Vec<Part>,
         wait: Duration,
         found: &mut [Option<Answered>],
     ) {
         let deadline = self.within(wait);
         let view = self.seen().view.number;
-        let question =
-            |places: &[usize]| Find { view, paths: places.iter().map(|&at| paths[at].clone()).collect() };
         let (own, mut others): (Vec<Part>, Vec<Part>) =
             parts.into_iter().partition(|&(member, _)| member == self.me.member);
         let last = others.pop();
         let mut asked = tokio::task::JoinSet::new();
         for (member, places) in others {
-            let asking = Arc::clone(self).ask_member(member, question(&places), deadline);
+            let asking = Arc::clone(self).ask_member(member, question.part(&places, view), deadline);
             asked.spawn_on(async move { (places, asking.await) }, &self.runtime);
         }
         // The last one, most often the only one, is asked by this task itself: no other thread has to wake for that.
         let last = async {
             let (member, places) = last?;
-            let answers = Arc::clone(self).ask_member(member, question(&places), deadline).await?;
+            let answers = Arc::clone(self).ask_member(member, question.part(&places, view), deadline).await?;
             Some((places, answers))
         };
         // Looked up here while the others do.
         let own = async {
             let answer = |(_, places): Part| {
-                let answers = self.answer_find(self.me, &question(&places));
+                let answers = self.answer_find(self.me, &question.part(&places, view));
                 (places, answers)
             };
             own.into_iter().map(answer).collect::<Vec<_>>()

@@ -182,16 +182,16 @@ impl Core {
     pub(super) async fn are_named(self: &Arc<Self>, wish: &Wish, holders: &[MemberId]) -> bool {
         let deadline = self.within(self.config.timings.keep);
         loop {
-            match self.find(vec![wish.path.clone()], deadline).await.pop() {
-                Some(Found::Present { stamp, copies, .. }) if stamp == wish.stamp => {
+            match self.look_at(&wish.path, deadline).await {
+                Found::Present { stamp, copies, .. } if stamp == wish.stamp => {
                     let is_named =
                         |holder: &MemberId| copies.iter().any(|copy: &Copy| copy.member == *holder);
                     if holders.iter().all(is_named) {
                         return true;
                     }
                 }
-                Some(Found::Present { .. } | Found::Absent { .. }) => return true,
-                Some(Found::Unknown) | None => {}
+                Found::Present { .. } | Found::Absent { .. } => return true,
+                Found::Unknown => {}
             }
             if self.until(deadline).is_zero() {
                 return false;

@@ -184,36 +184,35 @@ impl Owner {
         Answered::Present { stamp, facts, copies }
     }
 
-    /// What stands under `key`, for this member itself where it decides: it remembers none of that, and is not told when that
-    /// changes. `None` where others decide, or nothing stands.
+    /// What stands under `key`, for who remembers none of it, and is not told when that changes.
     #[must_use]
-    pub fn look_at(&self, key: KeyId) -> Option<Answered> {
-        let entry = self.table.get(key).filter(|_| self.role(key.shard()) == Role::Primary)?;
-        Some(self.present(entry))
+    pub fn look_at(&self, key: KeyId) -> Answered {
+        let role = self.role(key.shard());
+        match (self.refusal(role), self.table.get(key)) {
+            (Some(refusal), _) => refusal,
+            (None, Some(entry)) => self.present(entry),
+            (None, None) if self.is_incomplete(key.shard()) => Answered::Incomplete,
+            (None, None) => Answered::Absent { is_watched: false },
+        }
     }
 
     /// What stands under `path`, for `asker`, which watches it from then on.
     pub fn find(&mut self, asker: PeerId, path: &[u8]) -> Answered {
         let key = KeyId::of(path);
-        let role = self.role(key.shard());
-        if let Some(refusal) = self.refusal(role) {
-            return refusal;
-        }
-        let answer = match self.table.get(key) {
-            Some(entry) => self.present(entry),
-            None if self.is_incomplete(key.shard()) => return Answered::Incomplete,
-            None if role != Role::Primary => return Answered::Absent { is_watched: false },
-            None => Answered::Absent { is_watched: true },
+        let answer = self.look_at(key);
+        let is_absent = match answer {
+            Answered::Present { .. } => false,
+            // What a backup says may be remembered by nobody.
+            Answered::Absent { .. } if self.role(key.shard()) == Role::Primary => true,
+            Answered::Absent { .. } | Answered::Moved | Answered::Incomplete => return answer,
         };
         match self.slots.of(asker) {
             Some(slot) => self.watches.add(key, path, slot),
-            None if matches!(answer, Answered::Absent { .. }) => {
-                return Answered::Absent { is_watched: false };
-            }
+            None if is_absent => return answer,
             // It would not be told when that changes.
             None => return Answered::Moved,
         }
-        answer
+        if is_absent { Answered::Absent { is_watched: true } } else { answer }
     }
 
     /// What is told to who watches `key` or holds a copy of what it stood for: that nothing through `through` is valid any

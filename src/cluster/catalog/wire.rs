@@ -58,11 +58,17 @@ pub fn is_told_of(path: &[u8]) -> bool {
 /// Names that are asked for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Find {
-    /// The view under which the receiver was chosen.
+    /// The view under which the receiver was chosen; [`Self::UNWATCHED`] from who remembers nothing of the answers.
     pub view: u64,
     /// The names.
     #[serde(with = "message::names")]
     pub paths: Vec<Vec<u8>>,
+}
+
+impl Find {
+    /// In place of the view: nobody takes note of who asked. No view that names somebody to ask has this number, and members
+    /// that do not know what it means take note in vain.
+    pub const UNWATCHED: u64 = 0;
 }
 
 /// What is known of one name.

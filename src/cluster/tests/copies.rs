@@ -213,3 +213,21 @@ fn who_looks_for_missing_copies_of_what_it_decides_about_is_not_told_of_it() {
         assert_eq!(watched(), before + 1, "who asks may remember the answer");
     });
 }
+
+#[test]
+fn who_looks_for_missing_copies_of_what_another_one_decides_about_is_not_told_of_it() {
+    in_a_cluster_of(2, |_, hosts| async move {
+        let (core, other) = (&hosts[0].cluster.core, &hosts[1].cluster.core);
+        let name = name_served(&hosts, |owners| owners.primary == other.me.member);
+        let path = name.as_bytes();
+        let watched = || other.owner.lock().sizes().watches;
+        let before = watched();
+        assert_eq!(core.look_at(path, soon()).await, Found::Absent { is_watched: false });
+        hosts[0].write(&name, b"bytes", wall(), soon()).await.unwrap();
+        let seen = core.look_at(path, soon()).await;
+        assert!(matches!(seen, Found::Present { .. }), "{seen:?}");
+        assert_eq!(watched(), before);
+        assert_eq!(core.find(vec![path.to_vec()], soon()).await, [seen]);
+        assert_eq!(watched(), before + 1, "who asks may remember the answer");
+    });
+}
