@@ -24,15 +24,29 @@ type Part = (MemberId, Vec<usize>);
 /// Names that are asked for.
 struct Question {
     paths: Vec<Vec<u8>>,
+    /// Of each name, which takes a hash.
+    shards: Vec<Shard>,
     /// Whether the answers may be remembered, and who asks is told when they change.
     is_watched: bool,
 }
 
 impl Question {
-    /// What a member is asked of it, chosen under `view`.
-    fn part(&self, places: &[usize], view: u64) -> Find {
+    fn new(paths: Vec<Vec<u8>>, is_watched: bool) -> Self {
+        let shards = paths.iter().map(|path| KeyId::of(path).shard()).collect();
+        Self { paths, shards, is_watched }
+    }
+
+    /// Does `work` with what a member is asked of it, chosen under `view`. The names are lent for that: to copy one costs about
+    /// as much as to look it up.
+    fn with_part<T>(&mut self, places: &[usize], view: u64, work: impl FnOnce(&Find) -> T) -> T {
         let view = if self.is_watched { view } else { Find::UNWATCHED };
-        Find { view, paths: places.iter().map(|&at| self.paths[at].clone()).collect() }
+        let paths = places.iter().map(|&at| std::mem::take(&mut self.paths[at])).collect();
+        let find = Find { view, paths };
+        let result = work(&find);
+        for (&at, path) in places.iter().zip(find.paths) {
+            self.paths[at] = path;
+        }
+        result
     }
 }
 
@@ -82,31 +96,32 @@ impl Core {
     /// What stands under `path`, for who remembers none of it. Nobody watches the name for that: who walks through all that it
     /// holds would push out what programs were answered.
     pub(super) async fn look_at(self: &Arc<Self>, path: &[u8], deadline: Instant) -> Found {
-        let question = Question { paths: vec![path.to_vec()], is_watched: false };
-        self.ask(question, deadline).await.pop().unwrap_or(Found::Unknown)
+        self.ask(vec![path.to_vec()], false, deadline).await.pop().unwrap_or(Found::Unknown)
     }
 
     pub(super) async fn find(self: &Arc<Self>, paths: Vec<Vec<u8>>, deadline: Instant) -> Vec<Found> {
-        self.ask(Question { paths, is_watched: true }, deadline).await
+        self.ask(paths, true, deadline).await
     }
 
-    async fn ask(self: &Arc<Self>, question: Question, deadline: Instant) -> Vec<Found> {
-        let Question { paths, is_watched } = &question;
-        self.counters.finds.add(paths.len() as u64);
+    /// `is_watched`: as in [`Question`].
+    async fn ask(self: &Arc<Self>, paths: Vec<Vec<u8>>, is_watched: bool, deadline: Instant) -> Vec<Found> {
+        let count = paths.len();
+        self.counters.finds.add(count as u64);
         if self.has_left() {
             // Nobody would tell it when that changes.
-            return paths.iter().map(|_| Found::Absent { is_watched: false }).collect();
+            return vec![Found::Absent { is_watched: false }; count];
         }
         if self.seen().is_alone {
-            return paths.iter().map(|_| Found::Absent { is_watched: *is_watched }).collect();
+            return vec![Found::Absent { is_watched }; count];
         }
-        let asked_at: Vec<u64> = paths.iter().map(|path| self.revocations(KeyId::of(path).shard())).collect();
+        let mut question = Question::new(paths, is_watched);
+        let asked_at: Vec<u64> = question.shards.iter().map(|&shard| self.revocations(shard)).collect();
         let (mut open, untold): (Vec<usize>, Vec<usize>) =
-            (0..paths.len()).partition(|&at| is_told_of(&paths[at]));
-        let mut found: Vec<Option<Answered>> = vec![None; paths.len()];
+            (0..count).partition(|&at| is_told_of(&question.paths[at]));
+        let mut found: Vec<Option<Answered>> = vec![None; count];
         untold.into_iter().for_each(|at| found[at] = Some(Answered::Absent { is_watched: false }));
         loop {
-            self.ask_owners(&question, &mut open, &mut found, deadline).await;
+            self.ask_owners(&mut question, &mut open, &mut found, deadline).await;
             // Who serves them now is about to learn what stands there.
             let may_learn = !open.is_empty() && self.is_settling() && self.until(deadline) > AGAIN * 2;
             if !may_learn {
@@ -115,10 +130,12 @@ impl Core {
             tokio::time::sleep(AGAIN).await;
         }
         let (may_remember, has_unheard) = (self.may_remember(), self.unheard.len() > 0);
-        let settled = found.into_iter().zip(paths.iter()).zip(asked_at);
-        settled
-            .map(|((answer, path), asked_at)| {
-                let is_current = || self.revocations(KeyId::of(path).shard()) == asked_at;
+        let asked = question.paths.iter().zip(question.shards).zip(asked_at);
+        found
+            .into_iter()
+            .zip(asked)
+            .map(|(answer, ((path, shard), asked_at))| {
+                let is_current = || self.revocations(shard) == asked_at;
                 match answer {
                     // Removed here, and those who decide have not heard of it yet.
                     Some(Answered::Present { stamp, .. })
@@ -145,13 +162,13 @@ impl Core {
     /// could answer.
     async fn ask_owners(
         self: &Arc<Self>,
-        question: &Question,
+        question: &mut Question,
         open: &mut Vec<usize>,
         found: &mut [Option<Answered>],
         deadline: Instant,
     ) {
         for is_backup in [false, true, false] {
-            let parts = self.parts(&question.paths, open, is_backup);
+            let parts = self.parts(question, open, is_backup);
             if parts.is_empty() || self.until(deadline).is_zero() {
                 continue;
             }
@@ -161,7 +178,7 @@ impl Core {
             self.ask_parts(question, parts, wait, found).await;
             if is_backup {
                 // A backup is lost more easily than it is missed: nothing that was asked now is remembered.
-                open.iter().for_each(|&at| self.note_revocation(KeyId::of(&question.paths[at]).shard()));
+                open.iter().for_each(|&at| self.note_revocation(question.shards[at]));
             }
             open.retain(|&at| !is_final(found[at].as_ref()));
             if open.is_empty() {
@@ -171,11 +188,11 @@ impl Core {
     }
 
     /// Which member is asked for which of the names in `open`.
-    fn parts(&self, paths: &[Vec<u8>], open: &[usize], is_backup: bool) -> Vec<Part> {
+    fn parts(&self, question: &Question, open: &[usize], is_backup: bool) -> Vec<Part> {
         let seen = self.seen();
         let mut parts: BTreeMap<MemberId, Vec<usize>> = BTreeMap::new();
         for &at in open {
-            let Some(owners) = seen.map.owners(KeyId::of(&paths[at]).shard()) else { continue };
+            let Some(owners) = seen.map.owners(question.shards[at]) else { continue };
             let member = if is_backup { owners.backup } else { Some(owners.primary) };
             if let Some(member) = member {
                 parts.entry(member).or_default().push(at);
@@ -186,10 +203,10 @@ impl Core {
         for (member, places) in parts {
             let (mut part, mut bytes) = (Vec::new(), 0);
             for at in places {
-                bytes += paths[at].len() + 4;
+                bytes += question.paths[at].len() + 4;
                 if part.len() == ITEMS_MAX || (bytes > MESSAGE_BYTES && !part.is_empty()) {
                     cut.push((member, std::mem::take(&mut part)));
-                    bytes = paths[at].len() + 4;
+                    bytes = question.paths[at].len() + 4;
                 }
                 part.push(at);
             }
@@ -201,7 +218,7 @@ impl Core {
     /// Asks all members at once, and takes what comes in time.
     async fn ask_parts(
         self: &Arc<Self>,
-        question: &Question,
+        question: &mut Question,
         parts: Vec<Part>,
         wait: Duration,
         found: &mut [Option<Answered>],
@@ -213,19 +230,23 @@ impl Core {
         let last = others.pop();
         let mut asked = tokio::task::JoinSet::new();
         for (member, places) in others {
-            let asking = Arc::clone(self).ask_member(member, question.part(&places, view), deadline);
+            let body = question.with_part(&places, view, Find::encode);
+            let asking = Arc::clone(self).ask_member(member, body, deadline);
             asked.spawn_on(async move { (places, asking.await) }, &self.runtime);
         }
         // The last one, most often the only one, is asked by this task itself: no other thread has to wake for that.
+        let last = last.map(|(member, places)| {
+            let body = question.with_part(&places, view, Find::encode);
+            (places, Arc::clone(self).ask_member(member, body, deadline))
+        });
         let last = async {
-            let (member, places) = last?;
-            let answers = Arc::clone(self).ask_member(member, question.part(&places, view), deadline).await?;
-            Some((places, answers))
+            let (places, asking) = last?;
+            Some((places, asking.await?))
         };
         // Looked up here while the others do.
         let own = async {
             let answer = |(_, places): Part| {
-                let answers = self.answer_find(self.me, &question.part(&places, view));
+                let answers = question.with_part(&places, view, |find| self.answer_find(self.me, find));
                 (places, answers)
             };
             own.into_iter().map(answer).collect::<Vec<_>>()
@@ -240,9 +261,14 @@ impl Core {
     }
 
     /// What a member says of names that it serves; `None` when it does not answer in time, or nothing that can be read.
-    async fn ask_member(self: Arc<Self>, member: MemberId, find: Find, deadline: Instant) -> Option<Answers> {
+    async fn ask_member(
+        self: Arc<Self>,
+        member: MemberId,
+        body: Vec<u8>,
+        deadline: Instant,
+    ) -> Option<Answers> {
         self.counters.find_messages.increment();
-        let body = self.call(member, FIND, find.encode(), deadline).await.ok()?;
+        let body = self.call(member, FIND, body, deadline).await.ok()?;
         match Answers::decode(&body) {
             Ok(answers) => Some(answers),
             Err(error) => {

@@ -159,20 +159,19 @@ impl Owner {
     }
 
     fn copies(&self, entry: &Entry) -> Vec<Copy> {
-        let of_entry = entry.copies.iter().filter_map(|(slot, medium)| {
-            let member = self.slots.peer(slot)?.member;
-            Some((Copy { member, medium }, self.slots.is_latest(slot)))
-        });
-        let mut copies: Vec<(Copy, bool)> = of_entry.collect();
         // What an earlier start of a member held is its latest one's when that has announced it.
-        if copies.iter().any(|(_, is_latest)| *is_latest) {
-            copies.retain(|(_, is_latest)| *is_latest);
-        }
-        let mut copies: Vec<Copy> = copies.into_iter().map(|(copy, _)| copy).collect();
+        let is_any_latest = entry.copies.iter().any(|(slot, _)| self.slots.is_latest(slot));
+        let counts = |slot: Slot| !is_any_latest || self.slots.is_latest(slot);
+        let counted = entry.copies.iter().filter(|&(slot, _)| counts(slot));
+        let mut copies: Vec<Copy> = counted
+            .filter_map(|(slot, medium)| Some(Copy { member: self.slots.peer(slot)?.member, medium }))
+            .collect();
         copies.sort_by_key(|copy| (self.suspects.contains(&copy.member), copy.medium.distance()));
-        // Two starts of one member may be named for a while.
-        let mut named = BTreeSet::new();
-        copies.retain(|copy| named.insert(copy.member));
+        if !is_any_latest {
+            // Two earlier starts of one member may be named for a while.
+            let mut named = BTreeSet::new();
+            copies.retain(|copy| named.insert(copy.member));
+        }
         copies
     }
 
