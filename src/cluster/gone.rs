@@ -85,17 +85,18 @@ impl Core {
         went.into_iter().for_each(|peer| self.carrier.let_go(peer));
         // Longer than removals are remembered: then it is not believed anyway.
         let time = self.config.timings.tombstones + self.config.timings.grace;
-        let is_over = |gone: &mut Gone| now.saturating_sub(gone.lost_at) > time;
+        let is_over = |lost_at: Duration| now.saturating_sub(lost_at) > time;
         let mut owner = self.owner.lock();
         // Held until it is forgotten: it may be met again at once.
-        let peers = self.peers.lock();
-        let forgotten: Vec<(MemberId, Gone)> =
-            self.gone.lock().extract_if(.., |_, gone| is_over(gone)).collect();
-        for (member, gone) in forgotten {
+        let (peers, mut gone) = (self.peers.lock(), self.gone.lock());
+        for (member, gone) in gone.extract_if(.., |_, gone| is_over(gone.lost_at)) {
             owner.forget_member(member);
             self.carrier.forget(gone.id());
         }
-        drop(peers);
+        let is_met = |member: MemberId| {
+            member == self.me.member || peers.contains_key(&member) || gone.contains_key(&member)
+        };
+        owner.forget_unmet(is_met, is_over);
     }
 
     /// Has a member be a peer again that is gone, as it was when it went, if `is_it`.

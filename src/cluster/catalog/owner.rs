@@ -15,6 +15,7 @@ mod left;
 mod members;
 mod passed;
 mod removed;
+mod spoken;
 #[cfg(test)]
 mod tests;
 
@@ -28,6 +29,7 @@ pub use changes::Effects;
 use left::{Left, RecentlyLeft};
 use passed::Passed;
 pub use removed::Expired;
+use spoken::Spoken;
 
 use super::entry::{Entry, Slot};
 use super::slots::Slots;
@@ -92,9 +94,8 @@ pub struct Owner {
     pub(super) table: Table,
     watches: Watches,
     slots: Slots,
-    /// Shards of which it may not know everything, each with the keys of which the other owner was told since what stands there:
-    /// by that word it may have lost what it knew.
-    incomplete: BTreeMap<Shard, BTreeSet<KeyId>>,
+    /// Shards of which it may not know everything, each with the keys of which the other owner was told since what stands there.
+    incomplete: BTreeMap<Shard, Spoken>,
     /// What members said meanwhile that they hold no more.
     left: Left,
     /// What this member itself let go of where it decides, by the map that counts. All that it holds there it tells this catalog

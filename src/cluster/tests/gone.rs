@@ -168,6 +168,30 @@ fn who_was_never_met_and_was_away_for_too_long_is_not_believed_after_a_moment_in
 }
 
 #[test]
+fn those_that_others_have_lost_and_that_are_never_met_are_forgotten_in_the_end() {
+    in_virtual_time(async {
+        let (network, coordinator) = (Network::new(1), Embedded::new(ClusterId(7)));
+        let host = start(1, &network, &coordinator).await;
+        let core = &host.cluster.core;
+        let word = Replicate {
+            view: 1,
+            is_decided: false,
+            keys: Vec::new(),
+            complete: Vec::new(),
+            horizon_age_ms: None,
+            away_ms: (2..2 + NAMES).map(|id| (MemberId(id), 0)).collect(),
+        };
+        core.owner.lock().learn_rest(MemberId(2), &word, core.now());
+        let time = core.config.timings;
+        sleep(time.tombstones + 4 * time.tick).await;
+        assert!(core.owner.lock().kept_of_others() > 0, "as of those that were met and are gone");
+        sleep(GRACE).await;
+        assert_eq!(core.owner.lock().kept_of_others(), 0);
+        host.cluster.close().await;
+    });
+}
+
+#[test]
 fn a_connection_that_ended_before_its_maker_looked_at_it_is_none() {
     in_virtual_time(async {
         let (network, coordinator) = (Network::new(3), Embedded::new(ClusterId(7)));

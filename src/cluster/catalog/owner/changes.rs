@@ -83,8 +83,7 @@ impl Owner {
                 let contact = claimed.max(self.contacts.get(&from.member).copied());
                 let is_held = |entry: &Entry| entry.copies.contains(slot);
                 // What the other owner is to have heard of long ago it may have lost by a word of this one.
-                let may_be_lost =
-                    self.incomplete.get(&key.shard()).is_none_or(|spoken| spoken.contains(&key));
+                let may_be_lost = self.incomplete.get(&key.shard()).is_none_or(|spoken| spoken.contains(key));
                 is_news = may_be_lost && self.table.get(key).is_some_and(|entry| !is_held(entry));
                 let put = self.table.announce(key, slot, *stamp, *facts, *medium, contact);
                 self.put_effects(key, path, slot, put)
@@ -147,7 +146,7 @@ impl Owner {
     fn speak(&mut self, key: KeyId) -> Option<MemberId> {
         let other = self.other_owner(key.shard())?;
         if let Some(spoken) = self.incomplete.get_mut(&key.shard()) {
-            spoken.insert(key);
+            spoken.add(key);
         }
         Some(other)
     }

@@ -110,6 +110,15 @@ impl Owner {
         self.give_up_on(member);
     }
 
+    /// Members that this one has not met (`is_met`), and of which other owners said that they had lost them, are not expected any
+    /// more when that is so long ago (`is_over`).
+    pub fn forget_unmet(&mut self, is_met: impl Fn(MemberId) -> bool, is_over: impl Fn(Duration) -> bool) {
+        let lost_at = |member: MemberId| self.contacts.get(&member).copied().unwrap_or_default();
+        let is_unmet = |&member: &MemberId| !is_met(member) && is_over(lost_at(member));
+        let unmet: Vec<MemberId> = self.disbelieved.iter().copied().filter(is_unmet).collect();
+        unmet.into_iter().for_each(|member| self.forget_member(member));
+    }
+
     /// When `member` was in touch for the last time, as far as it is believed.
     #[cfg(test)]
     pub(crate) fn contact_of(&self, member: MemberId) -> Option<Duration> {
