@@ -1,5 +1,8 @@
 //! The coordinator inside the daemon: for one host, for the one that hosts it for others ([`super::hosted`]), and for tests with
 //! many members in one process.
+//!
+//! Limits: of members that are not registered the latest starts of [`STARTS_MAX`] are remembered. When there are more all of these
+//! are forgotten: each start that is opened from then on is later than any of them.
 
 use std::collections::BTreeMap;
 use std::future::ready;
@@ -18,11 +21,17 @@ use super::{
 };
 use crate::cluster::member::{ClusterId, Member, View};
 
+/// Members that are not registered and of which the latest start is remembered: hosts may come under new names for ever.
+const STARTS_MAX: usize = 65_536;
+
 /// What is agreed on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Agreed {
     pub(super) cluster: ClusterId,
     starts: BTreeMap<MemberId, Incarnation>,
+    /// The latest of the starts that were forgotten.
+    #[serde(default)]
+    forgotten: Incarnation,
     pub(super) members: BTreeMap<MemberId, Member>,
     namespaces: BTreeMap<String, NamespaceRecord>,
     /// Bytes of these records. Counted when it is resumed.
@@ -38,11 +47,24 @@ impl Agreed {
         Self {
             cluster,
             starts: BTreeMap::new(),
+            forgotten: Incarnation::default(),
             members: BTreeMap::new(),
             namespaces: BTreeMap::new(),
             namespaces_bytes: 0,
             changes: 0,
         }
+    }
+
+    /// Opens a start of `member`, later than all before it.
+    fn begin(&mut self, member: MemberId) -> Incarnation {
+        if self.starts.len() >= self.members.len() + STARTS_MAX {
+            let members = &self.members;
+            let forgotten = self.starts.extract_if(.., |member, _| !members.contains_key(member));
+            self.forgotten = forgotten.map(|(_, start)| start).fold(self.forgotten, Incarnation::max);
+        }
+        let latest = self.starts.entry(member).or_default();
+        *latest = Incarnation(self.forgotten.max(*latest).0.saturating_add(1));
+        *latest
     }
 
     /// How many changes were counted.
@@ -206,9 +228,7 @@ impl Embedded {
 impl Coordinator for Embedded {
     fn begin(&self, member: MemberId, _deadline: Instant) -> Asked<'_, Start> {
         let mut agreed = self.shared.agreed.lock();
-        let latest = agreed.starts.entry(member).or_default();
-        latest.0 += 1;
-        let incarnation = *latest;
+        let incarnation = agreed.begin(member);
         Box::pin(ready(Ok(Start { cluster: agreed.cluster, incarnation })))
     }
 
@@ -249,6 +269,7 @@ impl Coordinator for Embedded {
 mod tests {
     use super::super::conformance::{Pair, coordinator_facts, sets};
     use super::*;
+    use crate::cluster::member::testing::member;
 
     fn pair() -> Pair {
         let first = Embedded::new(ClusterId(7));
@@ -257,6 +278,21 @@ mod tests {
     }
 
     coordinator_facts!(pair());
+
+    #[test]
+    fn starts_of_hosts_that_come_under_new_names_are_forgotten_and_none_is_opened_twice() {
+        let mut agreed = Agreed::new(ClusterId(7));
+        let (stays, goes) = (MemberId(1), MemberId(2));
+        agreed.members.insert(stays, member(1, 8));
+        let last = [stays, goes].map(|member| [(); 3].map(|()| agreed.begin(member))[2]);
+        assert_eq!(last, [Incarnation(3); 2]);
+        for id in (3..).take(STARTS_MAX) {
+            agreed.begin(MemberId(id));
+        }
+        assert!(agreed.starts.len() <= STARTS_MAX, "{}", agreed.starts.len());
+        assert!(agreed.starts.contains_key(&stays) && !agreed.starts.contains_key(&goes));
+        assert!([stays, goes].map(|member| agreed.begin(member)).iter().all(|start| *start > Incarnation(3)));
+    }
 
     /// A coordinator that knows records with these names.
     fn knowing(names: impl Iterator<Item = String>) -> Embedded {
