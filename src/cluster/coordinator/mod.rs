@@ -9,7 +9,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tidefs_engine::types::{Incarnation, MemberId};
 use tokio::sync::watch;
@@ -66,6 +66,42 @@ pub enum Reachability {
 }
 
 impl Reachability {
+    /// As long as nothing was heard of it.
+    fn unknown() -> Self {
+        Self::Away { since: Instant::now(), reason: "not reached yet".into() }
+    }
+
+    /// It does not answer. Returns whether that is news.
+    fn note_away(&mut self, why: Arc<str>) -> bool {
+        if let Self::Away { reason, .. } = self {
+            *reason = why;
+            return false;
+        }
+        *self = Self::Away { since: Instant::now(), reason: why };
+        true
+    }
+
+    /// It answers what this member does not go by. Returns whether that is news.
+    fn note_strange(&mut self, why: Arc<str>) -> bool {
+        if let Self::Refused { reason, .. } = self {
+            *reason = why;
+            return false;
+        }
+        *self = Self::Refused { since: Instant::now(), reason: why };
+        true
+    }
+
+    /// It was asked `what`, and did not answer by the deadline.
+    fn away(&self, what: &'static str) -> CoordinatorError {
+        let (away, reason) = match self {
+            Self::Away { since, reason } | Self::Refused { since, reason } => {
+                (since.elapsed(), Arc::clone(reason))
+            }
+            Self::Reached => (Duration::ZERO, "it answers too slowly for the deadline".into()),
+        };
+        CoordinatorError::Away { what, away, reason }
+    }
+
     /// It answers. `refused`: why this member is not registered though it wants to be, of which the log tells once.
     fn note_answer(&mut self, refused: Option<&CoordinatorError>) {
         let reason: Option<Arc<str>> = refused.map(|error| error.to_string().into());
@@ -82,6 +118,18 @@ impl Reachability {
             }
         }
     }
+}
+
+/// Tells of the members that were heard. The same ones under a later number are no news: who is responsible for what does not
+/// change.
+fn tell_view(views: &watch::Sender<View>, heard: View) {
+    views.send_if_modified(|view| {
+        let is_news = heard.number > view.number && heard.members() != view.members();
+        if is_news {
+            *view = heard;
+        }
+        is_news
+    });
 }
 
 /// Keeps what members agree on. All methods may be called from any thread; deadlines are absolute.

@@ -14,7 +14,7 @@ use tidefs_engine::types::MemberId;
 
 use super::Shared;
 use super::keys::About;
-use crate::cluster::coordinator::{Agreement, NamespaceRecord};
+use crate::cluster::coordinator::{Agreement, NamespaceRecord, tell_view};
 use crate::cluster::member::{Member, View};
 
 /// What etcd holds, as far as it was heard.
@@ -153,16 +153,8 @@ impl Heard {
     }
 
     pub(super) fn publish_members(&self, shared: &Shared) {
-        shared.views.send_if_modified(|view| {
-            let number = u64::try_from(self.members_revision).unwrap_or(0);
-            let heard = View::new(number, self.members.values().cloned().collect());
-            // The same members under a later number are no news: who is responsible for what does not change.
-            let is_news = heard.members() != view.members() && heard.number > view.number;
-            if is_news {
-                *view = heard;
-            }
-            is_news
-        });
+        let number = u64::try_from(self.members_revision).unwrap_or(0);
+        tell_view(&shared.views, View::new(number, self.members.values().cloned().collect()));
     }
 
     pub(super) fn publish_namespaces(&self, shared: &Shared) {

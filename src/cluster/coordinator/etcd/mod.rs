@@ -167,7 +167,6 @@ impl Etcd {
     /// Starts to talk to etcd, on `runtime`. Returns at once; [`Coordinator::reachability`] tells how it goes.
     #[must_use]
     pub fn start(settings: EtcdSettings, runtime: &Handle) -> Self {
-        let away = Reachability::Away { since: Instant::now(), reason: "not reached yet".into() };
         let shared = Arc::new(Shared {
             keys: Keys::of(&settings.cluster),
             settings,
@@ -175,7 +174,7 @@ impl Etcd {
             namespaces: watch::Sender::new(Namespaces::default()),
             joined: OnceLock::new(),
             client: watch::Sender::new(None),
-            reachability: watch::Sender::new(away),
+            reachability: watch::Sender::new(Reachability::unknown()),
             wish: watch::Sender::new(Wish::default()),
             fulfilled: watch::Sender::new(Fulfilled::default()),
         });
@@ -194,16 +193,7 @@ impl Etcd {
     }
 
     fn away(&self, what: &'static str) -> CoordinatorError {
-        match &*self.shared.reachability.borrow() {
-            Reachability::Away { since, reason } | Reachability::Refused { since, reason } => {
-                CoordinatorError::Away { what, away: since.elapsed(), reason: Arc::clone(reason) }
-            }
-            Reachability::Reached => CoordinatorError::Away {
-                what,
-                away: Duration::ZERO,
-                reason: "it answers too slowly for the deadline".into(),
-            },
-        }
+        self.shared.reachability.borrow().away(what)
     }
 
     /// Does `call`, again with a new session when this one breaks, until `deadline`.

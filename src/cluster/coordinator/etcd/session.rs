@@ -1,7 +1,7 @@
 //! The task that talks to etcd: lists, watches, keeps the lease alive, and starts over when etcd was away.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use etcd_client::{
     Client, Compare, CompareOp, Error, GetOptions, KeyValue, LeaseKeepAliveStream, LeaseKeeper, PutOptions,
@@ -12,7 +12,7 @@ use tidefs_engine::types::Incarnation;
 use super::heard::Heard;
 use super::transactions::cluster_id;
 use super::{Connected, EtcdSettings, Fulfilled, Shared};
-use crate::cluster::coordinator::{CoordinatorError, Reachability};
+use crate::cluster::coordinator::CoordinatorError;
 use crate::cluster::member::{ClusterId, Member};
 
 /// Pause after a session that broke; doubles up to [`LONGEST_PAUSE`] while etcd stays away.
@@ -74,20 +74,16 @@ pub(super) async fn run(shared: Arc<Shared>) {
 
 fn note_broken(shared: &Shared, broken: Broken) {
     let endpoints = &shared.settings.endpoints;
-    shared.reachability.send_modify(|reachability| match (broken, &mut *reachability) {
-        (Broken::Away(error), Reachability::Away { reason, .. }) => *reason = error.to_string().into(),
-        (Broken::Away(error), Reachability::Reached | Reachability::Refused { .. }) => {
-            tracing::warn!(%error, ?endpoints, "etcd is away; reads and writes go on");
-            *reachability = Reachability::Away { since: Instant::now(), reason: error.to_string().into() };
+    shared.reachability.send_modify(|reachability| match broken {
+        Broken::Away(error) => {
+            if reachability.note_away(error.to_string().into()) {
+                tracing::warn!(%error, ?endpoints, "etcd is away; reads and writes go on");
+            }
         }
-        (Broken::Strange(strange), Reachability::Refused { reason, .. }) => *reason = strange.into(),
-        (Broken::Strange(strange), Reachability::Reached | Reachability::Away { .. }) => {
-            tracing::error!(
-                reason = strange,
-                ?endpoints,
-                "etcd is not gone by; what was heard before stands"
-            );
-            *reachability = Reachability::Refused { since: Instant::now(), reason: strange.into() };
+        Broken::Strange(reason) => {
+            if reachability.note_strange(reason.as_str().into()) {
+                tracing::error!(reason, ?endpoints, "etcd is not gone by; what was heard before stands");
+            }
         }
     });
 }

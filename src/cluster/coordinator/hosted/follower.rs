@@ -5,7 +5,7 @@ mod session;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use tidefs_engine::error::Error;
@@ -20,6 +20,7 @@ use super::wire::{Answered, Ask, CHANNEL, FileState, Told, decode, encode};
 use super::{HostedSettings, StartError, another_cluster};
 use crate::cluster::coordinator::{
     Agreement, Asked, Coordinator, CoordinatorError, NamespaceChange, Namespaces, Reachability, Start,
+    tell_view,
 };
 use crate::cluster::member::{ClusterId, Member, View};
 
@@ -65,7 +66,6 @@ impl Follower {
         is_on_this_host: bool,
         runtime: &Handle,
     ) -> Result<Self, StartError> {
-        let away = Reachability::Away { since: Instant::now(), reason: "not reached yet".into() };
         let (address, link) = (settings.address.clone(), settings.link(Vec::new()));
         let heard = Arc::new(Heard {
             settings,
@@ -73,7 +73,7 @@ impl Follower {
             views: watch::Sender::new(View::default()),
             namespaces: watch::Sender::new(Namespaces::default()),
             link: watch::Sender::new(None),
-            reachability: watch::Sender::new(away),
+            reachability: watch::Sender::new(Reachability::unknown()),
             wish: Mutex::default(),
             told: watch::Sender::new((0, None)),
             file: Mutex::default(),
@@ -102,28 +102,22 @@ impl Heard {
     fn note_lost(&self, why: Arc<str>) {
         let address = &self.settings.address;
         let refused = self.told.borrow().1.clone();
-        self.reachability.send_modify(|reachability| match (refused, &mut *reachability) {
-            (Some(refused), Reachability::Refused { reason, .. }) => *reason = refused,
-            (Some(refused), _) => {
-                tracing::error!(address, reason = %refused, "the coordinator is not gone by; what was heard before stands");
-                *reachability = Reachability::Refused { since: Instant::now(), reason: refused };
+        self.reachability.send_modify(|reachability| match refused {
+            Some(reason) => {
+                if reachability.note_strange(Arc::clone(&reason)) {
+                    tracing::error!(address, %reason, "the coordinator is not gone by; what was heard before stands");
+                }
             }
-            (None, Reachability::Away { reason, .. }) => *reason = why,
-            (None, _) => {
-                tracing::warn!(address, %why, "the coordinator is away; reads and writes go on");
-                *reachability = Reachability::Away { since: Instant::now(), reason: why };
+            None => {
+                if reachability.note_away(Arc::clone(&why)) {
+                    tracing::warn!(address, %why, "the coordinator is away; reads and writes go on");
+                }
             }
         });
     }
 
     fn away(&self, what: &'static str) -> CoordinatorError {
-        let (away, reason) = match &*self.reachability.borrow() {
-            Reachability::Away { since, reason } | Reachability::Refused { since, reason } => {
-                (since.elapsed(), Arc::clone(reason))
-            }
-            Reachability::Reached => (Duration::ZERO, "it answers too slowly for the deadline".into()),
-        };
-        CoordinatorError::Away { what, away, reason }
+        self.reachability.borrow().away(what)
     }
 
     /// Asks, again by a new link when this one is lost, until `deadline`. What is asked may be done twice without harm.
@@ -188,15 +182,7 @@ impl Heard {
             self.expect_latest(&told)?;
         }
         *self.file.lock() = told.file;
-        self.views.send_if_modified(|view| {
-            let heard = View::new(told.view, told.members);
-            // The same members under a later number are no news: who is responsible for what does not change.
-            let is_news = heard.number > view.number && heard.members() != view.members();
-            if is_news {
-                *view = heard;
-            }
-            is_news
-        });
+        tell_view(&self.views, View::new(told.view, told.members));
         self.namespaces.send_if_modified(|namespaces| {
             let is_news = told.revision > namespaces.revision;
             if is_news {
