@@ -84,6 +84,10 @@ impl<T> Owed<T> {
         }
     }
 
+    pub(super) fn add_all(&mut self, items: impl IntoIterator<Item = T>, limit: usize) {
+        items.into_iter().for_each(|item| self.add(item, limit));
+    }
+
     /// A channel that gets a message when all of this was told, as that of a [`Batcher`].
     pub(super) fn wait(&mut self) -> oneshot::Receiver<()> {
         let (done, receiver) = oneshot::channel();
@@ -107,6 +111,9 @@ impl<T> Owed<T> {
         std::mem::take(self)
     }
 }
+
+/// Where that goes which a member is told of one kind: on its way, or owed.
+pub(super) type Queues<'a, T> = (&'a Arc<Batcher<T, ()>>, &'a mut Owed<T>);
 
 /// Another member.
 #[derive(Debug)]

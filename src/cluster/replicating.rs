@@ -32,23 +32,7 @@ impl Core {
         dirty: Dirty,
         haste: Haste,
     ) -> Option<oneshot::Receiver<()>> {
-        let patience = self.first_patience();
-        let mut peers = self.peers.lock();
-        let peer = peers.get_mut(&other)?;
-        let is_suspect = peer.is_suspect(self.now(), patience);
-        if !is_suspect {
-            if let Some(receiver) = peer.dirty.push(dirty, haste) {
-                return Some(receiver);
-            }
-            self.counters.queue_overflows.increment();
-        }
-        peer.debts.add(dirty, self.config.limits.queued);
-        let told = (!is_suspect).then(|| peer.debts.wait());
-        drop(peers);
-        if told.is_some() {
-            self.spawn(Arc::clone(self).settle_up(other));
-        }
-        told
+        self.tell_or_owe(other, dirty, haste, |peer| (&peer.dirty, &mut peer.debts)).0
     }
 
     fn word(&self, keys: &[(KeyId, Stamp)], is_decided: bool) -> Replicate {
@@ -82,9 +66,7 @@ impl Core {
             return Some(vec![(); items.len()]);
         }
         if let Some(peer) = self.peers.lock().get_mut(&member) {
-            for &dirty in &items {
-                peer.debts.add(dirty, self.config.limits.queued);
-            }
+            peer.debts.add_all(items, self.config.limits.queued);
         }
         None
     }
@@ -102,9 +84,8 @@ impl Core {
             if !learned.ours_later.is_empty()
                 && let Some(peer) = self.peers.lock().get_mut(&from.member)
             {
-                for key in learned.ours_later {
-                    peer.debts.add(Dirty { key, gone: Stamp(0) }, self.config.limits.queued);
-                }
+                let later = learned.ours_later.into_iter().map(|key| Dirty { key, gone: Stamp(0) });
+                peer.debts.add_all(later, self.config.limits.queued);
             }
         }
         self.tell_ended(from.member, ended);
@@ -174,9 +155,7 @@ impl Core {
             if !self.push_keys(member, &keys).await {
                 if let Some(peer) = self.peers.lock().get_mut(&member) {
                     peer.debts.is_all |= debts.is_all;
-                    for dirty in debts.items {
-                        peer.debts.add(dirty, self.config.limits.queued);
-                    }
+                    peer.debts.add_all(debts.items, self.config.limits.queued);
                 }
                 return false;
             }

@@ -12,6 +12,7 @@ use super::batcher::{Haste, Item};
 use super::catalog::wire::{Change, Done, ITEMS_MAX, MESSAGE_BYTES, Message, REVOKE, Revocation, Revoke};
 use super::core::Core;
 use super::object::Holder;
+use super::peers::{Peer, Queues};
 use super::shards::{KeyId, Shard};
 
 /// So many views are not made while a member does not hear of them: views are numbered by what etcd changed since it was made.
@@ -35,24 +36,39 @@ impl Core {
             });
             return Some(receiver);
         }
+        let (told, is_owed) =
+            self.tell_or_owe(member, revocation, Haste::Now, |peer| (&peer.revocations, &mut peer.owed));
+        self.counters.owed.add(u64::from(is_owed));
+        told
+    }
+
+    /// Tells another member something of one kind (`queues`: those of it). What cannot be told at once it is owed: whether that
+    /// is so is returned, too. The channel is as that of [`Self::tell`].
+    pub(super) fn tell_or_owe<T: Item + Clone>(
+        self: &Arc<Self>,
+        member: MemberId,
+        item: T,
+        haste: Haste,
+        queues: fn(&mut Peer) -> Queues<'_, T>,
+    ) -> (Option<oneshot::Receiver<()>>, bool) {
         let patience = self.first_patience();
         let mut peers = self.peers.lock();
-        let peer = peers.get_mut(&member)?;
+        let Some(peer) = peers.get_mut(&member) else { return (None, false) };
         let is_suspect = peer.is_suspect(self.now(), patience);
+        let (queue, owed) = queues(peer);
         if !is_suspect {
-            if let Some(receiver) = peer.revocations.push(revocation.clone(), Haste::Now) {
-                return Some(receiver);
+            if let Some(receiver) = queue.push(item.clone(), haste) {
+                return (Some(receiver), false);
             }
             self.counters.queue_overflows.increment();
         }
-        self.counters.owed.increment();
-        peer.owed.add(revocation, self.config.limits.queued);
-        let told = (!is_suspect).then(|| peer.owed.wait());
+        owed.add(item, self.config.limits.queued);
+        let told = (!is_suspect).then(|| owed.wait());
         drop(peers);
         if told.is_some() {
             self.spawn(Arc::clone(self).settle_up(member));
         }
-        told
+        (told, true)
     }
 
     /// Sends revocations to a member, which is owed them when it does not answer.
@@ -82,9 +98,7 @@ impl Core {
             return Some(vec![(); count]);
         }
         if let Some(peer) = self.peers.lock().get_mut(&member) {
-            for item in items {
-                peer.owed.add(item, self.config.limits.queued);
-            }
+            peer.owed.add_all(items, self.config.limits.queued);
         }
         None
     }
