@@ -3,11 +3,9 @@
 //!
 //! Invariants
 //! - What is here again by then is not told.
-//! - What is owed is bounded: what comes beyond is counted, and found out by who asks for the copy. It is warned of once, until
-//!   half of what is owed was told: whoever evicts goes on doing so.
+//!
+//! Limits: those of [`super::told_again`]. What comes beyond is counted, and found out by who asks for the copy.
 
-use std::collections::BTreeMap;
-use std::ops::Bound;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -18,17 +16,16 @@ use super::catalog::wire::Change;
 use super::core::Core;
 use super::object::Stamp;
 use super::shards::KeyId;
+use super::told_again::{OWED_MAX, ToldAgain};
 
-/// Copies that are told again, at most.
-const OWED_MAX: usize = 65_536;
-/// Of these, told at once.
+/// Copies that are told at once.
 const PAGE: usize = 512;
 
 /// Copies of which the catalog is to be told again that they are not here.
 #[derive(Debug, Default)]
 pub(super) struct LetGo {
     /// Held for a look-up.
-    owed: Mutex<Owed>,
+    owed: Mutex<ToldAgain<Left>>,
 }
 
 /// A copy that is gone.
@@ -40,49 +37,34 @@ struct Left {
     told: Option<MemberId>,
 }
 
-#[derive(Debug, Default)]
-struct Owed {
-    /// By name.
-    copies: BTreeMap<Vec<u8>, Left>,
-    /// The name that was told last: the next round goes on behind it, so that one deaf owner does not hold up all.
-    last: Vec<u8>,
-    /// It was said that there are too many, and since then there are.
-    has_warned: bool,
-}
-
 impl LetGo {
     /// Notes one. Returns `false` when there are too many.
     fn add(&self, path: &[u8], left: Left) -> bool {
         let mut owed = self.owed.lock();
-        let is_room = owed.copies.len() < OWED_MAX || owed.copies.contains_key(path);
-        if is_room {
-            owed.has_warned &= owed.copies.len() > OWED_MAX / 2;
-            let known = owed.copies.entry(path.to_vec()).or_default();
-            if left.stamp >= known.stamp {
-                *known = left;
-            }
+        let Some(known) = owed.place_of(path.to_vec()) else { return false };
+        if left.stamp >= known.stamp {
+            *known = left;
         }
-        is_room
+        true
     }
 
-    /// Whether it is to be warned of one that is not told again.
+    /// As [`ToldAgain::warns`].
     fn warns(&self) -> bool {
-        !std::mem::replace(&mut self.owed.lock().has_warned, true)
+        self.owed.lock().warns()
     }
 
     fn take_page(&self) -> Vec<(Vec<u8>, Left)> {
         let mut owed = self.owed.lock();
-        let behind = (Bound::Excluded(&owed.last), Bound::Unbounded);
-        let names = owed.copies.range::<Vec<u8>, _>(behind).chain(&owed.copies).take(PAGE);
-        let names: Vec<Vec<u8>> = names.map(|(path, _)| path.clone()).collect();
-        owed.last = names.last().cloned().unwrap_or_default();
-        // One that stands in both parts is taken once.
-        names.into_iter().filter_map(|path| owed.copies.remove_entry(&path)).collect()
+        let page = owed.next_page(PAGE);
+        for (path, _) in &page {
+            owed.names.remove(path);
+        }
+        page
     }
 
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.owed.lock().copies.len()
+        self.owed.lock().names.len()
     }
 }
 

@@ -49,6 +49,7 @@ pub mod shards;
 mod short;
 mod speaking;
 pub mod status;
+mod told_again;
 mod viewing;
 mod watching;
 

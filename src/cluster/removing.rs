@@ -2,11 +2,9 @@
 //!
 //! Invariants
 //! - Until then this member itself does not find what it removed, whatever the others still say.
-//! - What is owed is bounded: beyond that the oldest promise counts more than the newest, which is counted, and warned of
-//!   once, until half of what is owed was told: whoever removes goes on doing so.
+//!
+//! Limits: those of [`super::told_again`]. What comes beyond is counted.
 
-use std::collections::BTreeMap;
-use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -22,10 +20,9 @@ use super::error::ClusterError;
 use super::gone::Gone;
 use super::object::Stamp;
 use super::shards::KeyId;
+use super::told_again::{OWED_MAX, ToldAgain};
 
-/// Removals that are told again, at most.
-const OWED_MAX: usize = 65_536;
-/// Of these, told at once.
+/// Removals that are told at once.
 const PAGE: usize = 256;
 
 /// Removals that are to be told again.
@@ -38,29 +35,22 @@ pub(super) struct Unheard {
 #[derive(Debug, Default)]
 struct Removals {
     /// Up to which version each name was removed.
-    through: BTreeMap<Vec<u8>, Stamp>,
-    /// The name that was told last: the next round goes on behind it, so that one deaf owner does not hold up all.
-    last: Vec<u8>,
-    /// It was said that there are too many, and since then there are.
-    has_warned: bool,
+    through: ToldAgain<Stamp>,
 }
 
 impl Removals {
     fn next_page(&mut self) -> Vec<(Vec<u8>, Stamp)> {
-        let behind = (Bound::Excluded(&self.last), Bound::Unbounded);
-        let entries = self.through.range::<Vec<u8>, _>(behind).chain(&self.through);
-        let page: Vec<_> = entries
-            .take(PAGE.min(self.through.len()))
-            .map(|(path, through)| (path.clone(), *through))
-            .collect();
-        self.last = page.last().map(|(path, _)| path.clone()).unwrap_or_default();
-        page
+        self.through.next_page(PAGE)
     }
 
     fn is_told(&mut self, path: &[u8], through: Stamp) {
-        if self.through.get(path).is_some_and(|known| *known <= through) {
-            self.through.remove(path);
+        if self.of(path).is_some_and(|known| known <= through) {
+            self.through.names.remove(path);
         }
+    }
+
+    fn of(&self, path: &[u8]) -> Option<Stamp> {
+        self.through.names.get(path).copied()
     }
 }
 
@@ -68,46 +58,42 @@ impl Unheard {
     /// Notes a removal. Returns `false` when there are too many.
     fn add(&self, path: Vec<u8>, through: Stamp) -> bool {
         let mut removals = self.removals.lock();
-        if removals.through.len() >= OWED_MAX && !removals.through.contains_key(&path) {
-            return false;
-        }
-        removals.has_warned &= removals.through.len() > OWED_MAX / 2;
-        let known = removals.through.entry(path).or_default();
+        let Some(known) = removals.through.place_of(path) else { return false };
         *known = through.max(*known);
         true
     }
 
-    /// Whether it is to be warned of one that is not told later.
+    /// As [`ToldAgain::warns`].
     fn warns(&self) -> bool {
-        !std::mem::replace(&mut self.removals.lock().has_warned, true)
+        self.removals.lock().through.warns()
     }
 
     /// What stands under the name now is not what was removed.
     pub(super) fn forget(&self, path: &[u8]) {
-        self.removals.lock().through.remove(path);
+        self.removals.lock().through.names.remove(path);
     }
 
     /// The version of what is published under the name now: later than what was removed there, whatever the clock says. Who
     /// holds it gives it that before it is told to anybody, as it is announced with that if nobody hears of it now.
     pub(super) fn above(&self, path: &[u8], proposed: Stamp) -> Stamp {
-        let removals = self.removals.lock();
-        let removed = removals.through.get(path);
+        let removed = self.removals.lock().of(path);
         removed.map_or(proposed, |through| proposed.max(Stamp(through.0.saturating_add(1))))
     }
 
     /// All of them, with up to which version each name was removed.
     pub(super) fn all(&self) -> Vec<(Vec<u8>, Stamp)> {
-        self.removals.lock().through.iter().map(|(path, through)| (path.clone(), *through)).collect()
+        let removals = self.removals.lock();
+        removals.through.names.iter().map(|(path, through)| (path.clone(), *through)).collect()
     }
 
     /// Removals that are still to be told.
     pub(super) fn len(&self) -> usize {
-        self.removals.lock().through.len()
+        self.removals.lock().through.names.len()
     }
 
     /// Whether this version of the name was removed here, and those who decide do not know yet.
     pub(super) fn covers(&self, path: &[u8], stamp: Stamp) -> bool {
-        self.removals.lock().through.get(path).is_some_and(|through| stamp <= *through)
+        self.removals.lock().of(path).is_some_and(|through| stamp <= through)
     }
 }
 
