@@ -106,6 +106,17 @@ impl Left {
 }
 
 impl Owner {
+    /// Takes note of what `slot` says that it holds, or does not hold any more.
+    pub(super) fn note_left(&mut self, key: KeyId, slot: Slot, change: &Change) {
+        match change {
+            Change::LetGo { stamp, .. } => self.left.note(key, slot, *stamp),
+            Change::Publish { .. } | Change::Announce { .. } | Change::Hold { .. } => {
+                self.left.take_back(key, slot);
+            }
+            _ => {}
+        }
+    }
+
     /// Takes note of what this member itself says that it holds, or does not hold any more, whoever decides about it.
     pub(super) fn note_own(&mut self, key: KeyId, change: &Change) {
         match change {
