@@ -86,6 +86,17 @@ impl Core {
         }
     }
 
+    /// Nothing counts any more that was answered about `shards`, or is being asked: who answered is lost, or others do from now on.
+    pub(super) fn forget_answers(&self, shards: &[Shard]) {
+        if shards.is_empty() {
+            return;
+        }
+        shards.iter().for_each(|&shard| self.note_revocation(shard));
+        if let Some(holder) = self.holder.upgrade() {
+            holder.forget_answers(shards);
+        }
+    }
+
     /// This member has left: nothing that it was answered counts any more, as it is told of no change.
     pub(super) fn forget_all_answers(&self) {
         if let Some(holder) = self.holder.upgrade() {

@@ -138,35 +138,15 @@ impl Core {
         let is_back = self.is_registered_anew(&old.view, &view);
         let was_out = self.was_out.swap(false, Ordering::AcqRel) || is_back;
         let are_others = view.members().iter().any(|member| member.id != self.me.member);
-        let map = Arc::new(ShardMap::new(&view));
         let is_alone = old.is_alone && !are_others;
-        let new = Arc::new(Seen { view: view.clone(), map: Arc::clone(&map), is_alone });
-        let passed = self.passed_over(&map);
+        let new = Arc::new(Seen { view: view.clone(), map: Arc::new(ShardMap::new(&view)), is_alone });
+        let passed = self.passed_over(&new.map);
         let moves = Moves::new(self.me, (&old, &new), was_out || old.is_alone, &passed);
         self.carrier.meet(&view);
         self.meet_members(&view);
-        let members: BTreeSet<MemberId> = view.members().iter().map(|member| member.id).collect();
         let under_way = HandingOver::begin(self);
-        {
-            let mut owner = self.owner.lock();
-            let peers = self.peers.lock();
-            let is_forgotten = |member: &&Member| peers.get(&member.id).is_some_and(Peer::is_forgotten);
-            for member in view.members().iter().filter(|member| !is_forgotten(member)) {
-                owner.meet(member.engine.id);
-            }
-            for (&member, peer) in &*peers {
-                let is_there = peer.is_registered && peer.link == Link::Up && !peer.is_slow;
-                if !peer.is_registered || is_there {
-                    owner.set_suspect(member, !is_there);
-                }
-            }
-            owner.set_out(false);
-            let was_passed_over = |shard: &Shard| was_out || passed.contains(shard);
-            owner.forget_passed(moves.gained.iter().copied().filter(was_passed_over));
-            let (gained, awaited) =
-                if is_alone { (Vec::new(), BTreeSet::new()) } else { (moves.gained.clone(), members) };
-            owner.set_map(Arc::clone(&map), &gained, awaited);
-        }
+        let was_passed_over = |shard: &Shard| was_out || passed.contains(shard);
+        self.have_catalog_adopt(&new, &moves.gained, was_passed_over);
         let announced = if is_alone { BTreeMap::new() } else { moves.announced };
         self.plan.add_all(&announced, || *self.seen.write() = new);
         self.note_move();
@@ -179,12 +159,7 @@ impl Core {
         if is_alone {
             return;
         }
-        if !moves.moved.is_empty() {
-            moves.moved.iter().for_each(|&shard| self.note_revocation(shard));
-            if let Some(holder) = self.holder.upgrade() {
-                holder.forget_answers(&moves.moved);
-            }
-        }
+        self.forget_answers(&moves.moved);
         if was_out || !passed.is_empty() {
             // Who has not seen this member go does not see it come.
             let others = view.members().iter().filter(|member| member.id != self.me.member);
@@ -194,6 +169,32 @@ impl Core {
         self.hand_over_all(under_way, moves.handed);
         self.plan.wake();
         self.copying.walk();
+    }
+
+    /// Has the catalog go by a view in which this member serves the shards `gained`, which it did not before. What it knows of
+    /// those for which `was_passed_over` holds does not count.
+    fn have_catalog_adopt(&self, new: &Seen, gained: &[Shard], was_passed_over: impl Fn(&Shard) -> bool) {
+        let mut owner = self.owner.lock();
+        let peers = self.peers.lock();
+        let is_forgotten = |member: &&Member| peers.get(&member.id).is_some_and(Peer::is_forgotten);
+        for member in new.view.members().iter().filter(|member| !is_forgotten(member)) {
+            owner.meet(member.engine.id);
+        }
+        for (&member, peer) in &*peers {
+            let is_there = peer.is_registered && peer.is_there();
+            if !peer.is_registered || is_there {
+                owner.set_suspect(member, !is_there);
+            }
+        }
+        owner.set_out(false);
+        owner.forget_passed(gained.iter().copied().filter(was_passed_over));
+        let map = Arc::clone(&new.map);
+        if new.is_alone {
+            // There is nobody to learn from.
+            owner.set_map(map, &[], BTreeSet::new());
+        } else {
+            owner.set_map(map, gained, new.view.members().iter().map(|member| member.id).collect());
+        }
     }
 
     /// Whether this member was registered no more after `old`, and is again, whether or not a view in between came here.

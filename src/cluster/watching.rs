@@ -204,13 +204,7 @@ impl Core {
             owner.note_contact(member, now);
             owner.give_up_on(member);
         }
-        let answered = owned(&|owners| owners.contains(member));
-        if !answered.is_empty() {
-            answered.iter().for_each(|&shard| self.note_revocation(shard));
-            if let Some(holder) = self.holder.upgrade() {
-                holder.forget_answers(&answered);
-            }
-        }
+        self.forget_answers(&owned(&|owners| owners.contains(member)));
         let me = Some(self.me.member);
         let mine = owned(&|owners| owners.primary == member && owners.backup == me);
         self.take_over(mine.into_iter().collect(), seen.view.number);
