@@ -8,8 +8,8 @@ use tidefs_engine::types::{ByteCount, Incarnation, MemberId, PeerId};
 
 use super::catalog::wire::DrainReport;
 use super::coordinator::{CoordinatorError, Reachability};
-use super::core::Core;
-use super::member::ClusterId;
+use super::core::{Core, Seen};
+use super::member::{ClusterId, Member};
 use super::peers::Link;
 use super::shards::Shard;
 
@@ -174,7 +174,35 @@ impl Core {
     }
 
     pub(super) fn status(&self) -> ClusterStatus {
-        let (seen, now) = (self.seen(), self.now());
+        let seen = self.seen();
+        let owner = self.owner.lock();
+        let (copies, catalog) = (owner.copies_by_member(), owner.sizes());
+        drop(owner);
+        let (copies_to_make, short_of_copies) = self.copying.sizes();
+        ClusterStatus {
+            cluster: self.cluster,
+            me: self.me.member,
+            incarnation: self.me.incarnation,
+            view: seen.view.number,
+            unproven_addresses: self.config.unproven_addresses(),
+            members: self.members_as_shown(&seen, &copies),
+            coordinator: self.coordinator_as_shown(),
+            entries: catalog.entries,
+            tombstones: catalog.tombstones,
+            watches: catalog.watches,
+            table_bytes: ByteCount(catalog.bytes as u64),
+            incomplete_shards: catalog.incomplete_shards,
+            // Who is alone has nobody to tell.
+            shards_to_announce: if seen.is_alone { 0 } else { self.plan.len() },
+            loans: self.loans.len(),
+            copies_to_make,
+            short_of_copies,
+            drain: self.drain_report(),
+        }
+    }
+
+    /// The members of the view that is `seen`. `copies`: as many as the catalog names each of them for.
+    fn members_as_shown(&self, seen: &Seen, copies: &BTreeMap<MemberId, usize>) -> Vec<MemberStatus> {
         let mut served: BTreeMap<MemberId, (usize, usize)> = BTreeMap::new();
         for owners in Shard::all().filter_map(|shard| seen.map.owners(shard)) {
             served.entry(owners.primary).or_default().0 += 1;
@@ -182,12 +210,9 @@ impl Core {
                 served.entry(backup).or_default().1 += 1;
             }
         }
-        let served = |id: MemberId| served.get(&id).copied().unwrap_or_default();
-        let mut members: Vec<MemberStatus> = seen
-            .view
-            .members()
-            .iter()
-            .map(|member| MemberStatus {
+        let as_this_one = |member: &Member| {
+            let (primary_shards, backup_shards) = served.get(&member.id).copied().unwrap_or_default();
+            MemberStatus {
                 id: member.id,
                 incarnation: member.incarnation,
                 name: member.name.clone(),
@@ -196,18 +221,14 @@ impl Core {
                 link: LinkState::Myself,
                 trouble: None,
                 is_registered: true,
-                primary_shards: served(member.id).0,
-                backup_shards: served(member.id).1,
-                copies: 0,
+                primary_shards,
+                backup_shards,
+                copies: copies.get(&member.id).copied().unwrap_or_default(),
                 read_bytes_per_second: 0,
-            })
-            .collect();
-        let owner = self.owner.lock();
-        let (copies, catalog) = (owner.copies_by_member(), owner.sizes());
-        drop(owner);
-        for member in &mut members {
-            member.copies = copies.get(&member.id).copied().unwrap_or_default();
-        }
+            }
+        };
+        let mut members: Vec<MemberStatus> = seen.view.members().iter().map(as_this_one).collect();
+        let now = self.now();
         for (id, peer) in &*self.peers.lock() {
             let Some(member) = members.iter_mut().find(|member| member.id == *id) else { continue };
             member.link = match peer.link {
@@ -226,27 +247,7 @@ impl Core {
             let rate = peer.read_rate as u64;
             member.read_bytes_per_second = rate;
         }
-        let (copies_to_make, short_of_copies) = self.copying.sizes();
-        ClusterStatus {
-            cluster: self.cluster,
-            me: self.me.member,
-            incarnation: self.me.incarnation,
-            view: seen.view.number,
-            unproven_addresses: self.config.unproven_addresses(),
-            members,
-            coordinator: self.coordinator_as_shown(),
-            entries: catalog.entries,
-            tombstones: catalog.tombstones,
-            watches: catalog.watches,
-            table_bytes: ByteCount(catalog.bytes as u64),
-            incomplete_shards: catalog.incomplete_shards,
-            // Who is alone has nobody to tell.
-            shards_to_announce: if seen.is_alone { 0 } else { self.plan.len() },
-            loans: self.loans.len(),
-            copies_to_make,
-            short_of_copies,
-            drain: self.drain_report(),
-        }
+        members
     }
 }
 
