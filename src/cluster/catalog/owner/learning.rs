@@ -56,25 +56,7 @@ impl Owner {
                 continue;
             };
             let is_decided = word.is_decided && owners.primary == from;
-            let state = match known {
-                Known::Gone { stamp } => self.left_of(key, word, *stamp),
-                Known::Removed { stamp, age_ms } => {
-                    State::Removed(*stamp, now.saturating_sub(Duration::from_millis(*age_ms)))
-                }
-                Known::Present { stamp, facts, copies } => {
-                    let mut entry = Entry::new(*stamp, *facts);
-                    for Copy { member, medium } in copies {
-                        // Who said here that it has none has none, whatever another heard before.
-                        if let Some(slot) = self.slots.hear_of(*member, word.view)
-                            && (is_decided || !self.has_left(key, (*member, slot), *stamp))
-                        {
-                            entry.copies.put(slot, *medium);
-                        }
-                    }
-                    self.keep_copies_of_away(key, word, &mut entry);
-                    if entry.copies.is_empty() { State::Gone(*stamp) } else { State::Present(entry) }
-                }
-            };
+            let state = self.state_told(key, known, (word, is_decided), now);
             // That no copy is left counts whoever says so. Who has one of which that one has not heard says that again.
             let is_end = matches!((known, &state), (Known::Gone { .. }, State::Gone(_)));
             let holders = if is_end && !is_decided { self.holders(key) } else { Vec::new() };
@@ -110,6 +92,35 @@ impl Owner {
         let forget = |shards: BTreeSet<u16>| Revocation::Forget { shards: Vec::from_iter(shards), view: 0 };
         learned.tell.extend(answered.into_iter().map(|(member, shards)| (member, forget(shards))));
         learned
+    }
+
+    /// What `word` says of a key, as this owner counts members and times, and with the copies that only this one can know of.
+    fn state_told(
+        &mut self,
+        key: KeyId,
+        known: &Known,
+        (word, is_decided): (&Replicate, bool),
+        now: Duration,
+    ) -> State {
+        match known {
+            Known::Gone { stamp } => self.left_of(key, word, *stamp),
+            Known::Removed { stamp, age_ms } => {
+                State::Removed(*stamp, now.saturating_sub(Duration::from_millis(*age_ms)))
+            }
+            Known::Present { stamp, facts, copies } => {
+                let mut entry = Entry::new(*stamp, *facts);
+                for Copy { member, medium } in copies {
+                    // Who said here that it has none has none, whatever another heard before.
+                    if let Some(slot) = self.slots.hear_of(*member, word.view)
+                        && (is_decided || !self.has_left(key, (*member, slot), *stamp))
+                    {
+                        entry.copies.put(slot, *medium);
+                    }
+                }
+                self.keep_copies_of_away(key, word, &mut entry);
+                if entry.copies.is_empty() { State::Gone(*stamp) } else { State::Present(entry) }
+            }
+        }
     }
 
     /// Whether that member has said here that it let go of that version, and not since that it has one.
