@@ -7,9 +7,9 @@
 
 use std::time::Duration;
 
-use super::super::entry::{Entry, Slot};
+use super::super::entry::{Copies, Entry, Slot};
 use super::Table;
-use crate::cluster::object::{DirectoryFacts, Facts, Stamp};
+use crate::cluster::object::Stamp;
 use crate::cluster::shards::KeyId;
 
 /// What an owner of a shard says of a key, with members as slots and times as they are counted here.
@@ -54,15 +54,12 @@ impl Table {
             State::Removed(stamp, _) => *stamp,
             State::Present(entry) => entry.stamp(),
         };
-        let our_holders = |but: &Entry| match &ours {
-            State::Present(entry) => {
-                entry.copies.iter().map(|(slot, _)| slot).filter(|&slot| !but.copies.contains(slot)).collect()
-            }
+        let our_holders = |but: &Copies| match &ours {
+            State::Present(entry) => beyond(&entry.copies, but),
             _ => Vec::new(),
         };
         let was_present = matches!(ours, State::Present(_));
         let shown = if was_present { our_stamp } else { Stamp(0) };
-        let nothing = Entry::new(Stamp(0), Facts::Directory(DirectoryFacts { mode: 0, uid: 0, gid: 0 }));
         match theirs {
             State::Gone(stamp) if was_present && stamp >= our_stamp && is_decided => {
                 self.take(key);
@@ -70,7 +67,7 @@ impl Table {
             }
             State::Gone(stamp) => Adopted { is_ours_later: our_stamp > stamp, ..Adopted::default() },
             State::Removed(through, at) if through >= our_stamp => {
-                let losers = if is_decided { Vec::new() } else { our_holders(&nothing) };
+                let losers = if is_decided { Vec::new() } else { our_holders(&Copies::default()) };
                 self.take(key);
                 self.note_removal(key, through, at, now);
                 Adopted { changed: was_present.then_some(through), losers, is_ours_later: false }
@@ -85,7 +82,7 @@ impl Table {
                 Adopted::default()
             }
             State::Present(entry) if entry.stamp() > our_stamp => {
-                let losers = if is_decided { Vec::new() } else { our_holders(&entry) };
+                let losers = if is_decided { Vec::new() } else { our_holders(&entry.copies) };
                 self.insert(key, entry);
                 Adopted { changed: Some(shown), losers, is_ours_later: false }
             }
@@ -104,11 +101,17 @@ impl Table {
                 Adopted::default()
             }
             State::Present(entry) => {
-                let kept = self.get(key).unwrap_or(&nothing);
-                let is_loser = |&slot: &Slot| !kept.copies.contains(slot);
-                let losers = entry.copies.iter().map(|(slot, _)| slot).filter(is_loser).collect();
+                let losers = match self.get(key) {
+                    Some(kept) => beyond(&entry.copies, &kept.copies),
+                    None => beyond(&entry.copies, &Copies::default()),
+                };
                 Adopted { changed: None, losers, is_ours_later: true }
             }
         }
     }
+}
+
+/// Who has one of `copies`, and none of `others`.
+fn beyond(copies: &Copies, others: &Copies) -> Vec<Slot> {
+    copies.iter().map(|(slot, _)| slot).filter(|&slot| !others.contains(slot)).collect()
 }
