@@ -2,15 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use tidefs_control_api::cluster::LEAVES_FIRST;
 use tidefs_control_api::{
-    CatalogStatus, ClusterStatus, CopyPlace, KeyPath, MemberStatus, Tier, Verdict, Where,
+    CatalogStatus, ClusterStatus, CopyMedium, CopyPlace, DrainPhase, KeyPath, MemberLink, MemberStatus, Tier,
+    Verdict, Where, WhereKind,
 };
 use tidefs_engine::metrics::MetricsSnapshot;
 
 use crate::cluster::coordinator::Reachability;
 use crate::cluster::status::{self, LinkState};
-use crate::cluster::{Cluster, DrainPhase, Facts, Found, Medium};
+use crate::cluster::{self, Cluster, Facts, Found, Medium};
 use crate::datapath::ClusterSide;
 use crate::telemetry::Family;
 
@@ -23,16 +23,16 @@ fn count(number: usize) -> u64 {
 
 fn member(member: status::MemberStatus) -> MemberStatus {
     let (link, suspect_for) = match member.link {
-        LinkState::Myself => ("myself", None),
-        LinkState::Up => ("up", None),
-        LinkState::Connecting => ("connecting", None),
-        LinkState::Suspect(since) => ("suspect", Some(since)),
+        LinkState::Myself => (MemberLink::Myself, None),
+        LinkState::Up => (MemberLink::Up, None),
+        LinkState::Connecting => (MemberLink::Connecting, None),
+        LinkState::Suspect(since) => (MemberLink::Suspect, Some(since)),
     };
     MemberStatus {
         id: member.id.to_string(),
         incarnation: member.incarnation.0,
         name: member.name,
-        link: link.to_owned(),
+        link,
         suspect_for_ms: suspect_for.map(|since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX)),
         trouble: member.trouble,
         is_registered: member.is_registered,
@@ -75,7 +75,7 @@ pub(super) fn status(cluster: &Cluster) -> ClusterStatus {
         },
         copies_to_make: count(status.copies_to_make),
         short_of_copies: count(status.short_of_copies),
-        drain: (status.drain.phase != DrainPhase::Idle)
+        drain: (status.drain.phase != cluster::DrainPhase::Idle)
             .then(|| super::drain::status(status.me, &status.drain)),
     }
 }
@@ -84,7 +84,7 @@ pub(super) fn status(cluster: &Cluster) -> ClusterStatus {
 pub(super) fn warnings(status: &ClusterStatus) -> Vec<String> {
     let away = status.coordinator_away.as_ref();
     let coordinator = away.map(|why| format!("the coordinator is away, members do not come or go: {why}"));
-    let suspects = status.members.iter().filter(|member| member.link == "suspect");
+    let suspects = status.members.iter().filter(|member| member.link == MemberLink::Suspect);
     let suspects = suspects.map(|member| {
         let cause = member.trouble.as_ref().map(|trouble| format!(": {trouble}")).unwrap_or_default();
         format!("member {} ({}) is not heard of{cause}", member.name, member.id)
@@ -92,9 +92,9 @@ pub(super) fn warnings(status: &ClusterStatus) -> Vec<String> {
     let short = (status.short_of_copies > 0).then(|| {
         format!("{} objects have fewer copies than wanted: add members, or room", status.short_of_copies)
     });
-    let drain = status.drain.as_ref().and_then(|drain| match drain.phase.as_str() {
-        "left" => Some("this member has left its cluster: stop the daemon".to_owned()),
-        "copying" => Some(format!("this member drains: {} objects are left", drain.objects_left)),
+    let drain = status.drain.as_ref().and_then(|drain| match drain.phase {
+        DrainPhase::Left => Some("this member has left its cluster: stop the daemon".to_owned()),
+        DrainPhase::Copying => Some(format!("this member drains: {} objects are left", drain.objects_left)),
         _ => None,
     });
     let unproven = (!status.unproven_addresses.is_empty()).then(|| {
@@ -147,7 +147,7 @@ pub(super) fn metrics(cluster: &Cluster) -> Vec<Family> {
 /// What the cluster knows of what was never looked up on this host, if anything. Waits; not on a thread of the cluster's runtime.
 pub(super) fn verdict(side: &ClusterSide, path: &KeyPath, bytes: Vec<u8>) -> Option<Verdict> {
     let found = locate(side, path, bytes);
-    if found.kind == "directory" {
+    if found.kind == WhereKind::Directory {
         return Some(Verdict::Present { tier: Tier::Other });
     }
     let held_by: Vec<_> = found.copies.into_iter().map(|copy| copy.name.unwrap_or(copy.member)).collect();
@@ -157,7 +157,7 @@ pub(super) fn verdict(side: &ClusterSide, path: &KeyPath, bytes: Vec<u8>) -> Opt
 /// Asks the catalog who holds `path`. Waits; not on a thread of the cluster's runtime.
 pub(super) fn locate(side: &ClusterSide, path: &KeyPath, bytes: Vec<u8>) -> Where {
     if path.is_root() {
-        let (path, kind) = (path.clone(), "directory".to_owned());
+        let (path, kind) = (path.clone(), WhereKind::Directory);
         return Where { path, kind, size: None, copies: Vec::new(), replicas: None, is_short: false };
     }
     let cluster = side.cluster();
@@ -165,11 +165,11 @@ pub(super) fn locate(side: &ClusterSide, path: &KeyPath, bytes: Vec<u8>) -> Wher
     let found = side.runtime().block_on(cluster.find(vec![bytes], deadline)).pop().unwrap_or(Found::Unknown);
     let names = cluster.names();
     let (kind, size, copies, replicas) = match found {
-        Found::Unknown => ("unknown", None, Vec::new(), None),
-        Found::Absent { .. } => ("absent", None, Vec::new(), None),
-        Found::Present { facts: Facts::Directory(_), .. } => ("directory", None, Vec::new(), None),
+        Found::Unknown => (WhereKind::Unknown, None, Vec::new(), None),
+        Found::Absent { .. } => (WhereKind::Absent, None, Vec::new(), None),
+        Found::Present { facts: Facts::Directory(_), .. } => (WhereKind::Directory, None, Vec::new(), None),
         Found::Present { facts: Facts::File(facts), copies, .. } => {
-            ("file", Some(facts.size), copies, Some(facts.replicas))
+            (WhereKind::File, Some(facts.size), copies, Some(facts.replicas))
         }
     };
     let relied_on = copies.iter().filter(|copy| copy.medium.is_hard()).count();
@@ -179,13 +179,12 @@ pub(super) fn locate(side: &ClusterSide, path: &KeyPath, bytes: Vec<u8>) -> Wher
         member: copy.member.to_string(),
         name: names.get(&copy.member).cloned(),
         medium: match copy.medium {
-            Medium::Memory => "memory".to_owned(),
-            Medium::Ssd => "ssd".to_owned(),
-            Medium::Soft => LEAVES_FIRST.to_owned(),
+            Medium::Memory => CopyMedium::Memory,
+            Medium::Ssd => CopyMedium::Ssd,
+            Medium::Soft => CopyMedium::LeavesFirst,
         },
     });
-    let (path, kind) = (path.clone(), kind.to_owned());
-    Where { path, kind, size, copies: copies.collect(), replicas, is_short }
+    Where { path: path.clone(), kind, size, copies: copies.collect(), replicas, is_short }
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! Draining a member, this one or another.
 
-use tidefs_control_api::{ApiError, DrainOrder, DrainRequest, DrainStatus, ErrorCode};
+use tidefs_control_api::{ApiError, DrainOrder, DrainPhase, DrainRequest, DrainStatus, ErrorCode};
 use tidefs_engine::types::{ByteCount, MemberId};
 
-use crate::cluster::{self, Cluster, ClusterError, DrainPhase, DrainReport};
+use crate::cluster::{self, Cluster, ClusterError, DrainReport};
 use crate::datapath::ClusterSide;
 
 /// Waits for the member's answer; not on a thread of the cluster's runtime.
@@ -22,15 +22,15 @@ pub(super) fn drain(side: &ClusterSide, request: &DrainRequest) -> Result<DrainS
 /// How far a drain is, as the admin socket tells it.
 pub(super) fn status(member: MemberId, report: &DrainReport) -> DrainStatus {
     let phase = match report.phase {
-        DrainPhase::Idle => "idle",
-        DrainPhase::Copying => "copying",
-        DrainPhase::Left => "left",
-        DrainPhase::Late => "late",
-        DrainPhase::Stuck => "stuck",
+        cluster::DrainPhase::Idle => DrainPhase::Idle,
+        cluster::DrainPhase::Copying => DrainPhase::Copying,
+        cluster::DrainPhase::Left => DrainPhase::Left,
+        cluster::DrainPhase::Late => DrainPhase::Late,
+        cluster::DrainPhase::Stuck => DrainPhase::Stuck,
     };
     DrainStatus {
         member: member.to_string(),
-        phase: phase.to_owned(),
+        phase,
         objects: report.objects,
         bytes: ByteCount(report.bytes),
         objects_left: report.objects_left,

@@ -2,23 +2,23 @@
 
 use std::collections::BTreeMap;
 
-use tidefs_control_api::{DayBudget, NamingProgress, SsdDeviceStatus, SsdStatus};
+use tidefs_control_api::{DayBudget, DiskState, NamingProgress, SsdDeviceStatus, SsdStatus};
 use tidefs_engine::types::{ByteCount, ObjectCount};
 
 use crate::telemetry::{Family, Value};
 use crate::tier::ssd::{self, SsdTier, Unusable};
 
-fn state(trouble: Option<&Unusable>) -> &'static str {
+fn state(trouble: Option<&Unusable>) -> DiskState {
     match trouble {
-        None => "ready",
-        Some(Unusable::Missing) => "missing",
-        Some(Unusable::Foreign(_)) => "foreign",
-        Some(Unusable::ReadOnly) => "read_only",
-        Some(Unusable::Full) => "full",
-        Some(Unusable::Failing(_)) => "failing",
-        Some(Unusable::Slow) => "slow",
-        Some(Unusable::Leaving) => "leaving",
-        Some(Unusable::Damaged(_)) => "damaged",
+        None => DiskState::Ready,
+        Some(Unusable::Missing) => DiskState::Missing,
+        Some(Unusable::Foreign(_)) => DiskState::Foreign,
+        Some(Unusable::ReadOnly) => DiskState::ReadOnly,
+        Some(Unusable::Full) => DiskState::Full,
+        Some(Unusable::Failing(_)) => DiskState::Failing,
+        Some(Unusable::Slow) => DiskState::Slow,
+        Some(Unusable::Leaving) => DiskState::Leaving,
+        Some(Unusable::Damaged(_)) => DiskState::Damaged,
     }
 }
 
@@ -28,7 +28,7 @@ fn by_name(bytes: Vec<(&'static str, ByteCount)>) -> BTreeMap<String, ByteCount>
 
 fn device(device: ssd::DeviceStatus) -> SsdDeviceStatus {
     SsdDeviceStatus {
-        state: state(device.trouble.as_ref()).to_owned(),
+        state: state(device.trouble.as_ref()),
         trouble: device.trouble.map(|trouble| trouble.to_string()),
         path: device.name,
         uuid: device.uuid.map(|uuid| uuid.to_string()),
@@ -251,7 +251,7 @@ mod tests {
     fn a_disk_in_trouble_is_a_warning_that_names_it() {
         let device = SsdDeviceStatus {
             path: "/mnt/a".to_owned(),
-            state: "missing".to_owned(),
+            state: DiskState::Missing,
             trouble: Some("it does not exist".to_owned()),
             ..SsdDeviceStatus::default()
         };

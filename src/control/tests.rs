@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tidefs_control_api::{
-    AddDiskRequest, ApiError, DisksChanged, DrainDiskRequest, DrainProgress, DrainRequest, DrainStatus,
-    EffectiveConfig, ErrorCode, EvictProgress, EvictTarget, Evicted, KeyPath, ListEntry, ListPart, ListQuery,
-    ListSummary, ObjectStat, PinRequest, Pinned, RemoveDiskRequest, Status, Verdict, VerifyProgress,
-    VerifyRequest, VerifySummary, Where, Why, routes,
+    AddDiskRequest, ApiError, DisksChanged, DrainDiskRequest, DrainPhase, DrainProgress, DrainRequest,
+    DrainStatus, EffectiveConfig, ErrorCode, EvictProgress, EvictTarget, Evicted, KeyPath, ListEntry,
+    ListPart, ListQuery, ListSummary, ObjectStat, PinRequest, Pinned, RemoveDiskRequest, Status, Verdict,
+    VerifyProgress, VerifyRequest, VerifySummary, Where, WhereKind, Why, routes,
 };
 use tidefs_engine::types::{ByteCount, ObjectCount};
 
@@ -66,7 +66,7 @@ impl Operations for FakeDaemon {
     fn locate(&self, path: &KeyPath) -> Result<Where, ApiError> {
         Ok(Where {
             path: path.clone(),
-            kind: "absent".to_owned(),
+            kind: WhereKind::Absent,
             size: None,
             copies: Vec::new(),
             replicas: None,
@@ -75,7 +75,7 @@ impl Operations for FakeDaemon {
     }
 
     fn drain(&self, request: &DrainRequest) -> Result<DrainStatus, ApiError> {
-        Ok(DrainStatus { member: request.member.clone(), phase: "idle".to_owned(), ..DrainStatus::default() })
+        Ok(DrainStatus { member: request.member.clone(), phase: DrainPhase::Idle, ..DrainStatus::default() })
     }
 
     fn evict(

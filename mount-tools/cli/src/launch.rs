@@ -17,7 +17,7 @@ use tidefs_control_api::answer::Answer;
 use tidefs_control_api::instance::{Instance, StateDir};
 use tidefs_control_api::lock::{self, Daemon};
 use tidefs_control_api::mounts::MountTable;
-use tidefs_control_api::{Status, routes};
+use tidefs_control_api::{DiskState, Status, routes};
 use tidefs_engine::types::ByteCount;
 
 use self::starting::{end, open_log};
@@ -78,7 +78,11 @@ impl Started {
             client.get(routes::STATUS, &()).and_then(|value| client.read::<Status>(value))
         });
         let devices = asked.ok().and_then(|status| status.ssd).map(|tier| tier.devices).unwrap_or_default();
-        devices.into_iter().filter(|device| device.state == "missing").map(|device| device.path).collect()
+        devices
+            .into_iter()
+            .filter(|device| device.state == DiskState::Missing)
+            .map(|device| device.path)
+            .collect()
     }
 
     /// What people are told of the mount on `dir` beside that it is there, a sentence each.

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use tidefs_engine::types::ByteCount;
 
+use crate::display::display_as_in_json;
 use crate::{DrainStatus, KeyPath};
 
 /// What a member knows of its cluster.
@@ -33,6 +34,24 @@ pub struct ClusterStatus {
     pub drain: Option<DrainStatus>,
 }
 
+/// How the member that says this is connected to another one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemberLink {
+    /// It is the one that says this.
+    Myself,
+    /// It is connected.
+    Up,
+    /// It is not connected yet.
+    Connecting,
+    /// It is not heard of.
+    Suspect,
+    /// A state that this version does not know.
+    #[default]
+    #[serde(other)]
+    Other,
+}
+
 /// One member.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -43,8 +62,8 @@ pub struct MemberStatus {
     pub incarnation: u64,
     /// What operators call it.
     pub name: String,
-    /// `myself`, `up`, `connecting` or `suspect`.
-    pub link: String,
+    /// Whether it is connected.
+    pub link: MemberLink,
     /// Milliseconds that it has been suspect for.
     pub suspect_for_ms: Option<u64>,
     /// Why it could not be connected to last, while it is not.
@@ -86,13 +105,54 @@ pub struct CatalogStatus {
     pub loans: u64,
 }
 
+/// What the catalog says of a key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WhereKind {
+    /// An object.
+    File,
+    /// A directory, which every member knows.
+    Directory,
+    /// No member holds it.
+    Absent,
+    /// Nobody could be asked in time, or it is a kind that this version does not know.
+    #[default]
+    #[serde(other)]
+    Unknown,
+}
+
+/// Where a member has its copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CopyMedium {
+    /// In memory.
+    Memory,
+    /// On a disk.
+    Ssd,
+    /// In memory, fetched for readers there: it leaves before what no other member holds.
+    #[serde(rename = "memory, leaves first")]
+    LeavesFirst,
+    /// A place that this version does not know.
+    #[default]
+    #[serde(other)]
+    Other,
+}
+
+display_as_in_json! {
+    MemberLink {
+        Myself => "myself", Up => "up", Connecting => "connecting", Suspect => "suspect", Other => "other",
+    }
+    WhereKind { File => "file", Directory => "directory", Absent => "absent", Unknown => "unknown" }
+    CopyMedium { Memory => "memory", Ssd => "ssd", LeavesFirst => "memory, leaves first", Other => "other" }
+}
+
 /// Who holds one key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Where {
     /// The key.
     pub path: KeyPath,
-    /// `file`, `directory`, `absent`, or `unknown` when nobody could be asked in time.
-    pub kind: String,
+    /// What it is.
+    pub kind: WhereKind,
     /// Its length.
     pub size: Option<ByteCount>,
     /// Members that hold its bytes, the best source first.
@@ -112,9 +172,6 @@ pub struct CopyPlace {
     pub member: String,
     /// What operators call it, when it is known.
     pub name: Option<String>,
-    /// `memory`, `ssd`, or [`LEAVES_FIRST`].
-    pub medium: String,
+    /// Where it has it.
+    pub medium: CopyMedium,
 }
-
-/// Medium of a copy that was fetched for readers there, and that leaves before what no other member holds.
-pub const LEAVES_FIRST: &str = "memory, leaves first";

@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use tidefs_engine::types::ByteCount;
 
+use crate::display::display_as_in_json;
+
 /// What is wanted of a drain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -29,15 +31,40 @@ pub struct DrainRequest {
     pub within_ms: Option<u64>,
 }
 
+/// Where a drain is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DrainPhase {
+    /// None was asked for.
+    Idle,
+    /// It goes on.
+    Copying,
+    /// Nothing is left, and it is no member any more.
+    Left,
+    /// The time was over before; it is still a member.
+    Late,
+    /// Nobody takes what is left; it is still a member.
+    Stuck,
+    /// A phase that this version does not know.
+    #[default]
+    #[serde(other)]
+    Other,
+}
+
+display_as_in_json! {
+    DrainPhase {
+        Idle => "idle", Copying => "copying", Left => "left", Late => "late", Stuck => "stuck", Other => "other",
+    }
+}
+
 /// How far a drain is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DrainStatus {
     /// Identity of the member.
     pub member: String,
-    /// `idle` (none was asked for), `copying`, `left` (nothing is left, and it is no member any more), `late` (the time was
-    /// over before) or `stuck` (nobody takes what is left). After the last two it is still a member.
-    pub phase: String,
+    /// Where it is.
+    pub phase: DrainPhase,
     /// Objects and directories that were there.
     pub objects: u64,
     /// Their bytes.

@@ -21,6 +21,8 @@ pub mod config;
 #[cfg(feature = "admin")]
 pub mod disks;
 #[cfg(feature = "admin")]
+mod display;
+#[cfg(feature = "admin")]
 pub mod drain;
 #[cfg(feature = "admin")]
 pub mod error;
@@ -57,7 +59,9 @@ pub mod verify;
 pub mod why;
 
 #[cfg(feature = "admin")]
-pub use cluster::{CatalogStatus, ClusterStatus, CopyPlace, MemberStatus, Where};
+pub use cluster::{
+    CatalogStatus, ClusterStatus, CopyMedium, CopyPlace, MemberLink, MemberStatus, Where, WhereKind,
+};
 #[cfg(feature = "admin")]
 pub use config::{ConfigEntry, ConfigOrigin, EffectiveConfig};
 #[cfg(feature = "admin")]
@@ -65,7 +69,7 @@ pub use disks::{
     AddDiskRequest, DisksChanged, DrainDiskRequest, DrainEvent, DrainProgress, RemoveDiskRequest,
 };
 #[cfg(feature = "admin")]
-pub use drain::{DrainOrder, DrainRequest, DrainStatus};
+pub use drain::{DrainOrder, DrainPhase, DrainRequest, DrainStatus};
 #[cfg(feature = "admin")]
 pub use error::{ApiError, ErrorBody, ErrorCode};
 #[cfg(feature = "admin")]
@@ -79,7 +83,7 @@ pub use object::{
     Skipped, SortOrder, Tier,
 };
 #[cfg(feature = "admin")]
-pub use ssd::{DayBudget, NamingProgress, SsdDeviceStatus, SsdStatus};
+pub use ssd::{DayBudget, DiskState, NamingProgress, SsdDeviceStatus, SsdStatus};
 #[cfg(feature = "admin")]
 pub use status::{
     Counters, EvictionStatus, FuseStatus, MemoryStatus, NamespaceStatus, PackedStatus, ScratchStatus, Status,

@@ -7,6 +7,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use tidefs_engine::types::{ByteCount, Checksum, ObjectCount, SegmentId, Version};
 
+use crate::display::display_as_in_json;
 use crate::{ApiError, ErrorCode, Event, KeyPath, Timestamp};
 
 pub use self::eviction::{
@@ -68,16 +69,6 @@ pub enum Pin {
     Soft,
     /// Do not evict.
     Hard,
-}
-
-macro_rules! display_as_in_json {
-    ($($name:ident { $($variant:ident => $text:literal),+ $(,)? })+) => {
-        $(impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.pad(match self { $(Self::$variant => $text),+ })
-            }
-        })+
-    };
 }
 
 display_as_in_json! {

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use tidefs_engine::types::{ByteCount, ObjectCount};
 
+use crate::display::display_as_in_json;
+
 /// What the SSD tier holds and how it works.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -53,15 +55,49 @@ pub struct NamingProgress {
     pub objects: ObjectCount,
 }
 
+/// How a directory or device of the SSD tier is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DiskState {
+    /// It is in order.
+    Ready,
+    /// It does not exist.
+    Missing,
+    /// It belongs to somebody else.
+    Foreign,
+    /// It cannot be written.
+    ReadOnly,
+    /// It works, smaller than configured.
+    Full,
+    /// It failed writes and gets no more; what it holds is read.
+    Failing,
+    /// It works when it answers in time.
+    Slow,
+    /// It is being emptied.
+    Leaving,
+    /// It works without the zones that gave errors.
+    Damaged,
+    /// A state that this version does not know.
+    #[default]
+    #[serde(other)]
+    Other,
+}
+
+display_as_in_json! {
+    DiskState {
+        Ready => "ready", Missing => "missing", Foreign => "foreign", ReadOnly => "read_only", Full => "full",
+        Failing => "failing", Slow => "slow", Leaving => "leaving", Damaged => "damaged", Other => "other",
+    }
+}
+
 /// One directory or device of the SSD tier.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SsdDeviceStatus {
     /// Its path.
     pub path: String,
-    /// `ready`, `missing`, `foreign`, `read_only`, `full`, `failing`, `slow`, `leaving` or `damaged`. A full one works, smaller than
-    /// configured; a slow one works when it answers in time; a damaged one without the zones that gave errors.
-    pub state: String,
+    /// How it is.
+    pub state: DiskState,
     /// What is wrong and what to do, unless it is ready.
     pub trouble: Option<String>,
     /// Its identity, from its superblock.

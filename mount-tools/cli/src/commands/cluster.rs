@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::Value;
-use tidefs_control_api::{ClusterStatus, MemberStatus, PathQuery, Status, Where, routes};
+use tidefs_control_api::{ClusterStatus, MemberStatus, PathQuery, Status, Where, WhereKind, routes};
 use tidefs_engine::types::ByteCount;
 
 use crate::args::{PathArgs, StatusArgs};
@@ -60,7 +60,7 @@ fn table_of(members: &[MemberStatus]) -> String {
     let rows = members.iter().map(|member| {
         let link = match member.suspect_for_ms {
             Some(since) => format!("{} for {}", member.link, duration(Duration::from_millis(since))),
-            None => member.link.clone(),
+            None => member.link.to_string(),
         };
         vec![
             member.name.clone(),
@@ -124,13 +124,13 @@ pub(crate) fn locate(args: &PathArgs, output: Output) -> Result<(), CliError> {
 /// `same_daemon`: options by which another command asks the same one.
 fn human(found: &Where, same_daemon: &str) -> String {
     let name = found.path.in_words();
-    match found.kind.as_str() {
-        "file" if found.copies.is_empty() => {
+    match found.kind {
+        WhereKind::File if found.copies.is_empty() => {
             format!("{name} is known, and no member holds its bytes")
         }
-        "file" => {
+        WhereKind::File => {
             let rows = found.copies.iter().map(|copy| {
-                vec![copy.name.clone().unwrap_or_default(), copy.member.clone(), copy.medium.clone()]
+                vec![copy.name.clone().unwrap_or_default(), copy.member.clone(), copy.medium.to_string()]
             });
             let size = found.size.unwrap_or_default();
             let columns = [Column::Left("MEMBER"), Column::Left("ID"), Column::Left("IN")];
@@ -145,29 +145,26 @@ fn human(found: &Where, same_daemon: &str) -> String {
             };
             format!("{name}, {size}\n\n{}{wanted}", table(&columns, rows))
         }
-        "directory" => format!("{name} is a directory: every member knows it"),
-        "absent" => format!("no member holds {name}"),
-        _ => format!("nobody who serves the catalog of {name} answered in time"),
+        WhereKind::Directory => format!("{name} is a directory: every member knows it"),
+        WhereKind::Absent => format!("no member holds {name}"),
+        WhereKind::Unknown => format!("nobody who serves the catalog of {name} answered in time"),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidefs_control_api::{CopyPlace, KeyPath};
+    use tidefs_control_api::{CopyMedium, CopyPlace, KeyPath, MemberLink};
 
     #[test]
     fn where_names_each_holder_and_its_tier() {
-        let copy = |name: &str, medium: &str| CopyPlace {
-            member: "m1".to_owned(),
-            name: Some(name.to_owned()),
-            medium: medium.to_owned(),
-        };
+        let copy =
+            |name: &str, medium| CopyPlace { member: "m1".to_owned(), name: Some(name.to_owned()), medium };
         let found = Where {
             path: KeyPath::from_bytes(b"kv/key"),
-            kind: "file".to_owned(),
+            kind: WhereKind::File,
             size: Some(ByteCount::mib(4)),
-            copies: vec![copy("gpu-1", "memory"), copy("gpu-2", "ssd")],
+            copies: vec![copy("gpu-1", CopyMedium::Memory), copy("gpu-2", CopyMedium::Ssd)],
             replicas: Some(2),
             is_short: false,
         };
@@ -176,7 +173,7 @@ mod tests {
         assert!(!text.contains("wanted"), "{text}");
         let short = Where { replicas: Some(3), is_short: true, ..found.clone() };
         assert!(human(&short, "").contains("fewer than the 3 copies"), "{}", human(&short, ""));
-        let nowhere = Where { kind: "absent".to_owned(), copies: Vec::new(), ..found };
+        let nowhere = Where { kind: WhereKind::Absent, copies: Vec::new(), ..found };
         assert!(human(&nowhere, "").contains("no member holds `kv/key`"));
     }
 
@@ -184,7 +181,7 @@ mod tests {
     fn members_show_who_is_not_heard_of_and_since_when() {
         let member = MemberStatus {
             name: "gpu-3".to_owned(),
-            link: "suspect".to_owned(),
+            link: MemberLink::Suspect,
             suspect_for_ms: Some(12_000),
             ..MemberStatus::default()
         };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use indicatif::ProgressBar;
 use serde_json::Value;
-use tidefs_control_api::{DrainOrder, DrainRequest, DrainStatus, routes};
+use tidefs_control_api::{DrainOrder, DrainPhase, DrainRequest, DrainStatus, routes};
 
 use crate::args::DrainArgs;
 use crate::client::Client;
@@ -27,17 +27,17 @@ pub(crate) fn run(args: &DrainArgs, output: Output) -> Result<ExitCode, CliError
         output.progress_bar("{wide_bar} {binary_bytes}/{binary_total_bytes}, {msg} objects left, {eta} left");
     // Its name is gone from the list of members once it has left.
     request = DrainRequest { member: status.member.clone(), order: DrainOrder::Ask, within_ms: None };
-    while status.phase == "copying" {
+    while status.phase == DrainPhase::Copying {
         show(&bar, &status);
         std::thread::sleep(PAUSE);
         (status, value) = ask(&client, &request)?;
     }
     bar.finish_and_clear();
-    output.result(&value, || match args.stop && status.phase == "late" {
+    output.result(&value, || match args.stop && status.phase == DrainPhase::Late {
         true => format!("{} is still a member: its drain was stopped", args.host),
         false => human(&args.host, &status),
     })?;
-    Ok(if status.phase == "left" || args.stop { ExitCode::SUCCESS } else { Exit::Failed.into() })
+    Ok(if status.phase == DrainPhase::Left || args.stop { ExitCode::SUCCESS } else { Exit::Failed.into() })
 }
 
 fn ask(client: &Client, request: &DrainRequest) -> Result<(DrainStatus, Value), CliError> {
@@ -53,22 +53,22 @@ fn show(bar: &ProgressBar, status: &DrainStatus) {
 
 fn human(host: &str, status: &DrainStatus) -> String {
     let left = format!("{} objects with {}", grouped(status.objects_left), status.bytes_left);
-    match status.phase.as_str() {
-        "left" => format!(
+    match status.phase {
+        DrainPhase::Left => format!(
             "{host} has left: other members hold the {} objects with {} that it held\nstop its daemon now",
             grouped(status.objects),
             status.bytes
         ),
-        "late" => format!(
+        DrainPhase::Late => format!(
             "{host} is still a member: the time was over with {left} to go\n\
              run it again with another --deadline; what was copied need not be copied again"
         ),
-        "stuck" => format!(
+        DrainPhase::Stuck => format!(
             "{host} is still a member: nobody takes {left}\n\
              look at the room and the log of the other members, then run it again"
         ),
-        "idle" => format!("{host} is a member, and does not drain"),
-        phase => format!("{host}: {phase}, {left} to go"),
+        DrainPhase::Idle => format!("{host} is a member, and does not drain"),
+        phase @ (DrainPhase::Copying | DrainPhase::Other) => format!("{host}: {phase}, {left} to go"),
     }
 }
 
@@ -79,18 +79,19 @@ mod tests {
 
     #[test]
     fn each_end_says_what_is_left_and_what_to_do_next() {
-        let status = |phase: &str| DrainStatus {
-            phase: phase.to_owned(),
+        let status = |phase| DrainStatus {
+            phase,
             objects: 2000,
             bytes: ByteCount::gib(4),
             objects_left: 12,
             bytes_left: ByteCount::mib(3),
             ..DrainStatus::default()
         };
-        let text = |phase: &str| human("gpu-3", &status(phase));
-        assert!(text("left").contains("2,000 objects") && text("left").contains("stop its daemon"));
-        assert!(text("late").contains("12 objects") && text("late").contains("--deadline"));
-        assert!(text("stuck").contains("nobody takes") && text("stuck").contains("run it again"));
-        assert!(text("idle").contains("does not drain"));
+        let text = |phase| human("gpu-3", &status(phase));
+        let [left, late, stuck] = [DrainPhase::Left, DrainPhase::Late, DrainPhase::Stuck].map(text);
+        assert!(left.contains("2,000 objects") && left.contains("stop its daemon"));
+        assert!(late.contains("12 objects") && late.contains("--deadline"));
+        assert!(stuck.contains("nobody takes") && stuck.contains("run it again"));
+        assert!(text(DrainPhase::Idle).contains("does not drain"));
     }
 }

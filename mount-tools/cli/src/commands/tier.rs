@@ -95,7 +95,7 @@ fn devices(tier: &SsdStatus) -> String {
     let rows = tier.devices.iter().map(|device| {
         vec![
             device.path.clone(),
-            device.state.clone(),
+            device.state.to_string(),
             device.capacity.to_string(),
             device.allocated.to_string(),
             format!("{}/{}", device.used_zones, device.used_zones + device.free_zones),
