@@ -21,6 +21,7 @@ use tidefs_control_api::{DiskState, Status, routes};
 use tidefs_engine::types::ByteCount;
 
 use self::starting::{end, open_log};
+pub(crate) use self::starting::{read_log, wait_for_end, wait_for_mount};
 use crate::client::Client;
 use crate::ffi;
 use crate::trial::set_apart;
@@ -163,7 +164,7 @@ impl Launch {
         let log_file =
             open_log(&log).map_err(|source| LaunchError::Io { step: "write", path: log.clone(), source })?;
         let mut child = self.spawn(log_file)?;
-        match self.wait_for_mount(&mut child, &log, deadline) {
+        match wait_for_mount(&mut child, &log, self.timeout, deadline) {
             Ok(()) => Ok(Started { pid: child.id(), instance, replaced_stale }),
             Err(error) => {
                 end(&mut child);

@@ -8,11 +8,9 @@
 //! - The thread that starts it outlives it: its death is what stops the daemon when the bench is killed.
 
 use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, mpsc};
-use std::thread;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -26,20 +24,19 @@ use tidefs_engine::types::ByteCount;
 use super::cleanup::{Directory, Program};
 use super::error::Error;
 use super::{ffi, machine, mount};
+use crate::launch::{LaunchError, daemon_program, read_log, wait_for_end, wait_for_mount};
 use crate::locate;
 use crate::trial::set_apart;
 
-/// How long a daemon may take until its mount answers.
+/// How long a daemon may take until its mount answers, or says that it gets on.
 const MOUNT_DEADLINE: Duration = Duration::from_secs(30);
 /// How long a daemon may take to unmount and end.
 const STOP_DEADLINE: Duration = Duration::from_secs(30);
-/// Lines of the daemon's stderr in an error message.
-const LOG_LINES: usize = 20;
 
 /// How a bench starts its daemons.
 #[derive(Debug, Args)]
 pub(crate) struct DaemonArgs {
-    /// The tidefsd to start. Default: the one beside this program.
+    /// The tidefsd to start. Default: the one beside this program, else in PATH.
     #[arg(long, value_name = "PATH")]
     daemon: Option<PathBuf>,
     /// Mount options for the daemons that the bench starts. Files in /etc/tidefs and variables do not count for them.
@@ -48,18 +45,9 @@ pub(crate) struct DaemonArgs {
 }
 
 impl DaemonArgs {
-    /// The tidefsd that was given, else the one beside this program.
-    ///
-    /// # Errors
-    /// When this program does not know its own path.
-    pub(crate) fn binary(&self) -> Result<PathBuf, Error> {
-        match &self.daemon {
-            Some(path) => Ok(path.clone()),
-            None => {
-                let own = std::env::current_exe().map_err(Error::system("find the path of this program"))?;
-                Ok(own.with_file_name("tidefsd"))
-            }
-        }
+    /// The tidefsd that was given, else the one that `tidefs mount` starts.
+    pub(crate) fn binary(&self) -> PathBuf {
+        self.daemon.clone().unwrap_or_else(|| daemon_program().get_program().into())
     }
 }
 
@@ -108,8 +96,9 @@ impl Daemon {
         options: &[String],
     ) -> Result<Self, Error> {
         let mount = directory.path().join("mount");
-        let log = File::create(directory.path().join("log"))
-            .map_err(Error::system::<std::io::Error>("make the log of a daemon"))?;
+        let log = directory.path().join("log");
+        let log_file =
+            File::create(&log).map_err(Error::system::<std::io::Error>("make the log of a daemon"))?;
         let mut command = Command::new(binary);
         command.arg(&mount).arg("--capacity").arg(capacity.get().to_string());
         set_apart(&mut command);
@@ -119,35 +108,23 @@ impl Daemon {
         for option in options {
             command.arg("-o").arg(option);
         }
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_file);
         ffi::stop_with_parent(&mut command);
-        let mut child =
+        let child =
             command.spawn().map_err(|source| Error::DaemonNotStarted { path: binary.to_owned(), source })?;
-        let lines = lines_of(&mut child);
-        let daemon = Self { _program: Program::of(&child), child, mount, directory };
-        daemon.wait_until_mounted(&lines)?;
-        Ok(daemon)
-    }
-
-    fn wait_until_mounted(&self, lines: &mpsc::Receiver<String>) -> Result<(), Error> {
+        // From here on it is stopped with the value.
+        let mut daemon = Self { _program: Program::of(&child), child, mount, directory };
         let deadline = Instant::now() + MOUNT_DEADLINE;
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let what = match lines.recv_timeout(left) {
-                Ok(line) if line.starts_with("tidefs: mounted on ") => return Ok(()),
-                Ok(_) => continue,
-                Err(mpsc::RecvTimeoutError::Timeout) => format!("silent for {MOUNT_DEADLINE:?}"),
-                Err(mpsc::RecvTimeoutError::Disconnected) => "it ended".to_owned(),
-            };
-            return Err(Error::DaemonNotMounted { what, log: self.log_tail() });
+        match wait_for_mount(&mut daemon.child, &log, MOUNT_DEADLINE, deadline) {
+            Ok(()) => Ok(daemon),
+            Err(error) => {
+                let what = match error {
+                    LaunchError::TimedOut { .. } => format!("silent for {MOUNT_DEADLINE:?}"),
+                    _ => "it ended".to_owned(),
+                };
+                Err(Error::DaemonNotMounted { what, log: read_log(&log) })
+            }
         }
-    }
-
-    /// The last lines the daemon logged.
-    pub(crate) fn log_tail(&self) -> String {
-        let text = fs::read_to_string(self.directory.path().join("log")).unwrap_or_default();
-        let lines: Vec<_> = text.lines().collect();
-        lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
     }
 
     /// Where it is mounted.
@@ -162,51 +139,27 @@ impl Daemon {
 
     /// Its process.
     pub(crate) fn pid(&self) -> Pid {
-        pid_of(&self.child)
-    }
-
-    fn wait(&mut self, deadline: Duration) -> bool {
-        let until = Instant::now() + deadline;
-        while Instant::now() < until {
-            match self.child.try_wait() {
-                Ok(Some(_)) | Err(_) => return true,
-                Ok(None) => thread::sleep(Duration::from_millis(5)),
-            }
-        }
-        false
+        Pid::from_raw(i32::try_from(self.child.id()).expect("a pid of Linux is below 2^22"))
     }
 }
 
 impl Drop for Daemon {
     fn drop(&mut self) {
+        // Who was waited for has given its number back.
+        if wait_for_end(&mut self.child, Duration::ZERO).is_some() {
+            return;
+        }
         let pid = self.pid();
-        // A stopped process takes no other signal; a dead one takes none at all, and `wait` sees that.
+        // A stopped process takes no other signal. One that has ended meanwhile takes none, and keeps its number.
         let _ = kill(pid, Signal::SIGCONT);
         let _ = kill(pid, Signal::SIGTERM);
-        if !self.wait(STOP_DEADLINE) {
+        if wait_for_end(&mut self.child, STOP_DEADLINE).is_none() {
             eprintln!("tidefs bench: the daemon {pid} did not stop in {STOP_DEADLINE:?}, it is killed");
             let _ = self.child.kill();
-            self.wait(STOP_DEADLINE);
+            wait_for_end(&mut self.child, STOP_DEADLINE);
             mount::detach(&self.mount);
         }
     }
-}
-
-fn pid_of(child: &Child) -> Pid {
-    Pid::from_raw(i32::try_from(child.id()).expect("a pid of Linux is below 2^22"))
-}
-
-/// Reads the stdout of `child` to its end on a thread, so that the child never blocks on a full pipe.
-fn lines_of(child: &mut Child) -> mpsc::Receiver<String> {
-    let (sender, lines) = mpsc::channel();
-    let stdout = child.stdout.take().expect("stdout was made a pipe above");
-    thread::spawn(move || {
-        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-            // The receiver is gone once the daemon has mounted; the rest is read and dropped.
-            let _ = sender.send(line);
-        }
-    });
-    lines
 }
 
 /// The sum of the series of metric `name` on the mount `mount`, `None` when the mount does not have it.

@@ -39,7 +39,7 @@ pub(crate) enum Error {
         offset: usize,
     },
     /// The daemon could not be started.
-    #[error("start {}: it is looked for beside this program; --daemon names another", path.display())]
+    #[error("start {}: it is looked for beside this program, then in PATH; --daemon names another", path.display())]
     DaemonNotStarted {
         /// The binary.
         path: PathBuf,

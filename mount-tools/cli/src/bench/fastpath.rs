@@ -100,7 +100,7 @@ impl Sample {
 pub(super) fn run(args: &FastpathArgs) -> Result<bool, Error> {
     let machine = Machine::here();
     enter_private_namespace()?;
-    let binary = args.daemons.binary()?;
+    let binary = args.daemons.binary();
     let roomy = Daemon::start(&binary, ROOMY, &args.daemons.options)?;
     let full = Daemon::start(&binary, FULL, &args.daemons.options)?;
     let tmpfs = PrivateTmpfs::mount(ROOMY)?;

@@ -16,7 +16,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tidefs_control_api::instance::earlier_log;
 
-use super::{Launch, LaunchError};
+use super::LaunchError;
 use crate::output::tell;
 
 /// What a daemon writes when its mount answers.
@@ -28,35 +28,37 @@ const END_PATIENCE: Duration = Duration::from_secs(5);
 /// Time between two looks at the log of a daemon that starts: an earlier version said nothing but there.
 const NEWS_INTERVAL: Duration = Duration::from_millis(200);
 
-impl Launch {
-    /// Waits for the mount of the daemon that `child` is, until `deadline`, or for a sign that it gets on.
-    pub(super) fn wait_for_mount(
-        &self,
-        child: &mut Child,
-        log: &Path,
-        mut deadline: Instant,
-    ) -> Result<(), LaunchError> {
-        let lines = lines_of(child);
-        let mut logged = 0;
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            match lines.recv_timeout(left.min(NEWS_INTERVAL)) {
-                Ok(line) if line.starts_with(MOUNTED) => return Ok(()),
-                Ok(_) => deadline = Instant::now() + self.timeout,
-                Err(RecvTimeoutError::Timeout) => {
-                    let length = fs::metadata(log).map_or(logged, |metadata| metadata.len());
-                    if length > logged {
-                        (logged, deadline) = (length, Instant::now() + self.timeout);
-                    } else if left.is_zero() {
-                        return Err(LaunchError::TimedOut { timeout: self.timeout, log: read_log(log) });
-                    }
+/// Waits for the mount of the daemon that `child` is, until `deadline`, or for `timeout` from each sign on that it gets on. Its
+/// standard output is a pipe, and its standard error `log`.
+///
+/// # Errors
+/// See [`LaunchError`]; it may still run then.
+pub(crate) fn wait_for_mount(
+    child: &mut Child,
+    log: &Path,
+    timeout: Duration,
+    mut deadline: Instant,
+) -> Result<(), LaunchError> {
+    let lines = lines_of(child);
+    let mut logged = 0;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match lines.recv_timeout(left.min(NEWS_INTERVAL)) {
+            Ok(line) if line.starts_with(MOUNTED) => return Ok(()),
+            Ok(_) => deadline = Instant::now() + timeout,
+            Err(RecvTimeoutError::Timeout) => {
+                let length = fs::metadata(log).map_or(logged, |metadata| metadata.len());
+                if length > logged {
+                    (logged, deadline) = (length, Instant::now() + timeout);
+                } else if left.is_zero() {
+                    return Err(LaunchError::TimedOut { timeout, log: read_log(log) });
                 }
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(match wait_for_end(child, END_PATIENCE) {
-                        Some(status) => LaunchError::Ended { status, log: read_log(log) },
-                        None => LaunchError::Odd { log: read_log(log) },
-                    });
-                }
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(match wait_for_end(child, END_PATIENCE) {
+                    Some(status) => LaunchError::Ended { status, log: read_log(log) },
+                    None => LaunchError::Odd { log: read_log(log) },
+                });
             }
         }
     }
@@ -79,7 +81,8 @@ fn lines_of(child: &mut Child) -> mpsc::Receiver<String> {
     receiver
 }
 
-fn wait_for_end(child: &mut Child, patience: Duration) -> Option<ExitStatus> {
+/// How a child ended, if it does within `patience`.
+pub(crate) fn wait_for_end(child: &mut Child, patience: Duration) -> Option<ExitStatus> {
     let deadline = Instant::now() + patience;
     loop {
         match child.try_wait() {
@@ -119,7 +122,7 @@ pub(super) fn open_log(path: &Path) -> io::Result<File> {
 }
 
 /// The end of a log, for the message of a failure.
-fn read_log(path: &Path) -> String {
+pub(crate) fn read_log(path: &Path) -> String {
     const LINES: usize = 20;
     let text = match fs::read(path) {
         Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),

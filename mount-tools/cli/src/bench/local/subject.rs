@@ -60,7 +60,7 @@ impl Subject {
         } else if let Some(mount) = &args.mount {
             subject.take_as_it_is(args, mount, notes)?;
         } else {
-            let binary = args.daemons.binary()?;
+            let binary = args.daemons.binary();
             let start = |capacity, more: &[&str]| {
                 let more = more.iter().map(|option| (*option).to_owned());
                 let options: Vec<_> = args.daemons.options.iter().cloned().chain(more).collect();

@@ -348,7 +348,7 @@ fn start(args: &ReplayArgs, tiers: Tiers, disk: Option<&Path>, policy: &str) -> 
         let (hosts, transport) = (tiers.hosts.get(), &*args.transport);
         return Hosts::start(&Start { hosts, capacity, transport, options: &options }).map(Served::Hosts);
     }
-    Daemon::start(&args.daemons.binary()?, capacity, &options).map(Served::Daemon)
+    Daemon::start(&args.daemons.binary(), capacity, &options).map(Served::Daemon)
 }
 
 impl ReplayReport {

@@ -171,7 +171,7 @@ impl Bench {
             let advice = "give a smaller --sample";
             return Err(Error::Memory { what: "this bench", needed: capacity, available, advice });
         }
-        let launch = Launch { binary: args.daemons.binary()?, capacity, options };
+        let launch = Launch { binary: args.daemons.binary(), capacity, options };
         let daemon = Daemon::start(&launch.binary, launch.capacity, &launch.options)?;
         let buffers = ByteCount(largest.get() * u64::from(args.depth).max(WRITE_DEPTH as u64));
         Ok(Self {
