@@ -25,6 +25,11 @@ pub struct DaemonFacts {
     pub started_at: SystemTime,
 }
 
+/// When the daemon started; now, until it is known.
+pub(super) fn started_at(facts: Option<&DaemonFacts>) -> SystemTime {
+    facts.map_or_else(SystemTime::now, |facts| facts.started_at)
+}
+
 /// Knows whether the host takes part in its cluster yet.
 pub trait Joining: fmt::Debug + Send + Sync {
     /// Why it does not; `None` when it does.

@@ -29,8 +29,10 @@ mod refusal;
 mod server;
 mod settings;
 mod ssd;
+mod status;
 mod stream;
 mod verify;
+mod why;
 
 use std::fmt;
 use std::ops::ControlFlow;

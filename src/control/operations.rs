@@ -6,20 +6,17 @@ use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use tidefs_control_api::{
-    API_VERSION, AddDiskRequest, ApiError, ChecksumHex, Counters, DisksChanged, DrainDiskRequest,
-    DrainProgress, DrainRequest, DrainStatus, EffectiveConfig, ErrorCode, EvictProgress, EvictTarget,
-    Evicted, EvictionStatus, FuseStatus, KeyPath, ListPart, ListQuery, ListSummary, MemoryStatus,
-    NamespaceStatus, ObjectKind, ObjectStat, PackedStatus, Pin, PinRequest, Pinned, RemoveDiskRequest,
-    ScratchStatus, Status, Tier, Timestamp, Verdict, VerifyProgress, VerifyRequest, VerifySummary, Where,
-    Why,
+    AddDiskRequest, ApiError, ChecksumHex, DisksChanged, DrainDiskRequest, DrainProgress, DrainRequest,
+    DrainStatus, EffectiveConfig, ErrorCode, EvictProgress, EvictTarget, Evicted, KeyPath, ListPart,
+    ListQuery, ListSummary, ObjectKind, ObjectStat, Pin, PinRequest, Pinned, RemoveDiskRequest, Status, Tier,
+    Timestamp, VerifyProgress, VerifyRequest, VerifySummary, Where, Why,
 };
-use tidefs_engine::types::{ByteCount, ObjectCount};
 
 use super::Operations;
-use super::facts::{AddDisk, DaemonFacts, Joining};
+use super::facts::{AddDisk, DaemonFacts, Joining, started_at};
 use super::refusal::{internal, refusal};
 use crate::config::Effective;
-use crate::datapath::{self, ClusterSide, Datapath, Fate, Kind, UNKNOWN_WRITERS};
+use crate::datapath::{ClusterSide, Datapath, Kind};
 use crate::namespace::time_of;
 use crate::telemetry;
 use crate::tier::memory;
@@ -100,32 +97,6 @@ impl DaemonOperations {
     fn waits_for(&self) -> Option<String> {
         self.joining.get().and_then(|joining| joining.waits_for())
     }
-
-    fn warnings(&self, overview: &datapath::Overview) -> (Vec<String>, Vec<String>) {
-        let report = &overview.report;
-        let mut memory = Vec::new();
-        if !report.private_mount {
-            memory.push("segments share a tmpfs with others: its space can be taken away".to_owned());
-        }
-        memory.extend(
-            report.refused_options.iter().map(|option| format!("the kernel refused tmpfs option {option}")),
-        );
-        memory.extend(report.page_size_unknown.iter().map(|why| format!("the page size is unknown: {why}")));
-        if report.shrink_pending {
-            memory.push("the memory tier still holds more than its new capacity".to_owned());
-        }
-        let mut all = memory.clone();
-        if let Some(reason) = self.facts.get().and_then(|facts| facts.passthrough_reason.as_ref()) {
-            all.push(format!("files are served by the daemon: {reason}"));
-        }
-        if self.datapath.telemetry().unknown_writers.get() > 0 {
-            all.push(UNKNOWN_WRITERS.to_owned());
-        }
-        if let Some(reason) = self.waits_for() {
-            all.push(format!("this host serves alone, it has not joined its cluster yet: {reason}"));
-        }
-        (memory, all)
-    }
 }
 
 pub(super) fn tier(text: &str) -> Option<Tier> {
@@ -158,88 +129,7 @@ pub(super) fn bytes_of(path: &KeyPath) -> Result<Vec<u8>, ApiError> {
 
 impl Operations for DaemonOperations {
     fn status(&self) -> Result<Status, ApiError> {
-        let overview = self.datapath.overview().map_err(|error| internal(&error))?;
-        let telemetry = self.datapath.telemetry();
-        let facts = self.facts.get();
-        let (memory_warnings, mut warnings) = self.warnings(&overview);
-        let ssd = self.datapath.ssd().map(|tier| super::ssd::status(tier, self.datapath.naming()));
-        warnings.extend(ssd.iter().flat_map(super::ssd::warnings));
-        let cluster = self.datapath.cluster().map(|side| super::cluster::status(side.cluster()));
-        warnings.extend(cluster.iter().flat_map(super::cluster::warnings));
-        let started_at = facts.map_or_else(SystemTime::now, |facts| facts.started_at);
-        Ok(Status {
-            api_version: API_VERSION,
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            mount_point: self.mount_dir.to_string_lossy().into_owned(),
-            pid: std::process::id(),
-            started_at: Timestamp(started_at),
-            uptime_s: started_at.elapsed().unwrap_or_default().as_secs(),
-            capacity: overview.usage.capacity,
-            used: overview.usage.used,
-            free: overview.usage.free,
-            objects: ObjectCount(overview.objects),
-            sealed_bytes: overview.sealed_bytes,
-            unsealed_files: overview.unsealed_files,
-            unsealed_bytes: overview.unsealed_bytes,
-            packed: PackedStatus {
-                objects: overview.packed.objects,
-                bytes: overview.packed.bytes_live,
-                segments: overview.packed.segments,
-                segment_bytes: overview.packed.bytes_allocated,
-            },
-            scratch: ScratchStatus {
-                files: overview.scratch_files,
-                bytes: overview.scratch_used,
-                capacity: Some(overview.scratch_capacity),
-            },
-            ssd,
-            cluster,
-            cluster_waits_for: self.waits_for(),
-            eviction: EvictionStatus {
-                policy: overview.policy.to_owned(),
-                evicted_objects: ObjectCount(telemetry.evictions.get()),
-                evicted_bytes: ByteCount(telemetry.evicted_bytes.get()),
-                order_bytes: ByteCount(overview.policy_memory as u64),
-            },
-            fuse: facts.map_or_else(FuseStatus::default, |facts| FuseStatus {
-                passthrough: facts.passthrough,
-                passthrough_reason: facts.passthrough_reason.clone(),
-                threads: facts.threads,
-                kernel_abi: facts.kernel_abi.clone(),
-                flags: facts.flags.clone(),
-            }),
-            memory: MemoryStatus {
-                page_size: overview.report.page_size,
-                private_mount: overview.report.private_mount,
-                prefaulted: overview.prefaulted,
-                waiting: overview.waiting,
-                held: overview.held,
-                warnings: memory_warnings,
-            },
-            counters: Counters {
-                hits: telemetry.hits.get(),
-                misses: telemetry.misses.get(),
-                opens: telemetry.passthrough_opens.get() + telemetry.direct_opens.get(),
-                creates: telemetry.creates.get(),
-            },
-            namespaces: overview
-                .namespaces
-                .into_iter()
-                .map(|facts| NamespaceStatus {
-                    name: KeyPath::from_bytes(&facts.name).to_string(),
-                    bytes: facts.bytes,
-                    unsealed_bytes: facts.unsealed_bytes,
-                    objects: facts.objects,
-                    quota: facts.quota,
-                    floor: facts.floor,
-                    policy: facts.policy.to_owned(),
-                    evicted: ObjectCount(facts.evicted),
-                    hits: facts.hits,
-                    misses: facts.misses,
-                })
-                .collect(),
-            warnings,
-        })
+        super::status::status(&self.datapath, self.facts.get(), &self.mount_dir, self.waits_for())
     }
 
     fn list(
@@ -287,44 +177,8 @@ impl Operations for DaemonOperations {
     }
 
     fn why(&self, path: &KeyPath) -> Result<Why, ApiError> {
-        let side = self.cluster_side().ok();
-        let verdict = match self.datapath.fate(&bytes_of(path)?) {
-            Fate::Present { tier: text } => Verdict::Present { tier: tier(text).unwrap_or(Tier::Other) },
-            Fate::BeingWritten { process } => Verdict::BeingWritten { by_pid: process },
-            Fate::Evicted { at_ns, for_whom, cause, reason } => {
-                Verdict::Evicted { at: stamp(at_ns), for_whom, cause, reason: reason.to_owned() }
-            }
-            Fate::Withdrawn { at_ns } => Verdict::Withdrawn { at: stamp(at_ns) },
-            Fate::Unreachable { at_ns } => Verdict::Unreachable { at: stamp(at_ns) },
-            Fate::Expired { at_ns } => Verdict::Expired { at: stamp(at_ns) },
-            Fate::Deleted { at_ns, process } => {
-                Verdict::Deleted { at: stamp(at_ns), by_pid: Some(process).filter(|process| *process != 0) }
-            }
-            Fate::Renamed { at_ns, to } => {
-                Verdict::Renamed { at: stamp(at_ns), to: KeyPath::from_bytes(&to) }
-            }
-            Fate::OverQuota { at_ns, directory, quota } => {
-                Verdict::Quota { at: stamp(at_ns), namespace: directory, quota }
-            }
-            Fate::ScratchFull { at_ns } => Verdict::ScratchFull { at: stamp(at_ns) },
-            Fate::WriterKilled { at_ns, process } => Verdict::WriterDied { at: stamp(at_ns), pid: process },
-            Fate::Corrupt { at_ns } => Verdict::Corrupt { at: stamp(at_ns) },
-            Fate::Unknown { history_is_whole } => {
-                let since =
-                    Timestamp(self.facts.get().map_or_else(SystemTime::now, |facts| facts.started_at));
-                match history_is_whole {
-                    true => Verdict::NeverWritten { since: Some(since), of_several_hosts: side.is_some() },
-                    false => Verdict::UnknownHistoryTooOld { since },
-                }
-            }
-        };
-        let is_unknown =
-            matches!(verdict, Verdict::NeverWritten { .. } | Verdict::UnknownHistoryTooOld { .. });
-        let elsewhere = match side.filter(|_| is_unknown) {
-            Some(side) => super::cluster::verdict(side, path, bytes_of(path)?),
-            None => None,
-        };
-        Ok(Why::new(path.clone(), elsewhere.unwrap_or(verdict)))
+        let started_at = Timestamp(started_at(self.facts.get()));
+        super::why::why(&self.datapath, started_at, path)
     }
 
     fn evict(
