@@ -22,7 +22,7 @@ pub(super) fn verify(
     request: &VerifyRequest,
     progress: &mut dyn FnMut(VerifyProgress) -> ControlFlow<()>,
 ) -> Result<VerifySummary, ApiError> {
-    let started = Instant::now();
+    let mut pace = Pace::new(request.bytes_per_second);
     let root = KeyPath::root();
     let path = request.path.as_ref().unwrap_or(&root);
     let is_on_disk = match request.tier {
@@ -38,8 +38,7 @@ pub(super) fn verify(
     let objects = datapath.sealed_below(&bytes_of(path)?).map_err(|error| refusal(path, &error))?;
     let mut seen = VerifyProgress { total: ObjectCount(objects.len() as u64), ..VerifyProgress::default() };
     let mut summary = VerifySummary::default();
-    let mut reported = Instant::now();
-    'objects: for ino in objects {
+    for ino in objects {
         let path = datapath.path_of_ino(ino).unwrap_or_default();
         let size = datapath.getattr(ino).map(|stat| stat.size).unwrap_or_default();
         let verdict = if is_on_disk { datapath.verify_on_ssd(ino) } else { datapath.verify_object(ino) };
@@ -70,28 +69,50 @@ pub(super) fn verify(
                 count_passed_by(datapath, ino, is_on_disk, &mut summary);
             }
         }
-        // When so many bytes may have been read.
-        let rate = request.bytes_per_second.map(ByteCount::get).filter(|rate| *rate > 0);
-        let seconds = rate.map_or(0.0, |rate| seen.checked_bytes.get() as f64 / rate as f64);
-        loop {
-            if reported.elapsed() >= PROGRESS_INTERVAL {
-                reported = Instant::now();
-                if progress(seen).is_break() {
-                    break 'objects;
-                }
-            }
-            let early = seconds - started.elapsed().as_secs_f64();
-            if early <= 0.0 {
-                break;
-            }
-            std::thread::sleep(Duration::from_secs_f64(early.min(PROGRESS_INTERVAL.as_secs_f64())));
+        if pace.keep(seen, progress).is_break() {
+            break;
         }
     }
     summary.checked = seen.checked;
     summary.checked_bytes = seen.checked_bytes;
     summary.corrupt = seen.corrupt;
-    summary.elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+    summary.elapsed_ms = u64::try_from(pace.started.elapsed().as_millis()).unwrap_or(u64::MAX);
     Ok(summary)
+}
+
+/// How fast a verification goes, and when it reports.
+struct Pace {
+    started: Instant,
+    reported: Instant,
+    bytes_per_second: Option<u64>,
+}
+
+impl Pace {
+    fn new(rate: Option<ByteCount>) -> Self {
+        let now = Instant::now();
+        let bytes_per_second = rate.map(ByteCount::get).filter(|rate| *rate > 0);
+        Self { started: now, reported: now, bytes_per_second }
+    }
+
+    /// Waits until as many bytes may have been read as were. `Break`: nobody listens any more.
+    fn keep(
+        &mut self,
+        seen: VerifyProgress,
+        progress: &mut dyn FnMut(VerifyProgress) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
+        let due = self.bytes_per_second.map_or(0.0, |rate| seen.checked_bytes.get() as f64 / rate as f64);
+        loop {
+            if self.reported.elapsed() >= PROGRESS_INTERVAL {
+                self.reported = Instant::now();
+                progress(seen)?;
+            }
+            let early = due - self.started.elapsed().as_secs_f64();
+            if early <= 0.0 {
+                return ControlFlow::Continue(());
+            }
+            std::thread::sleep(Duration::from_secs_f64(early.min(PROGRESS_INTERVAL.as_secs_f64())));
+        }
+    }
 }
 
 /// Where an object is now. `None` for one that is gone.
