@@ -106,7 +106,9 @@ fn is_new_and_empty(tier: &MemoryTier) -> bool {
 
 fn mount_failure(error: MountError) -> Failure {
     let status = match error {
-        MountError::NoDevice { .. } | MountError::NoPassthrough { .. } => ExitStatus::Environment,
+        MountError::NoDevice { .. } | MountError::NoRight { .. } | MountError::NoPassthrough { .. } => {
+            ExitStatus::Environment
+        }
         MountError::Refused { .. } => ExitStatus::MountPoint,
         MountError::Handshake { .. } | MountError::Thread(_) => ExitStatus::Failed,
     };

@@ -35,11 +35,24 @@ pub enum MountError {
     Refused {
         /// The mount point.
         directory: PathBuf,
-        /// What mount(2) or fusermount3 said.
+        /// What mount(2) said.
         #[source]
         source: io::Error,
         /// What to do about it.
         hint: &'static str,
+    },
+    /// This process may not mount, and the set-uid helper of fuse3 did not do it in its place.
+    #[error(
+        "cannot mount on `{}`: this process has no right to (CAP_SYS_ADMIN), and fusermount3 did not do it: {why}; start it as \
+         root, in a container with `--cap-add SYS_ADMIN`, or install fuse3",
+        directory.display(), why = source.to_string().trim_end().to_owned()
+    )]
+    NoRight {
+        /// The mount point.
+        directory: PathBuf,
+        /// What fusermount3 said, or why it cannot be run.
+        #[source]
+        source: io::Error,
     },
     /// The kernel and the daemon did not agree on the protocol.
     #[error("the FUSE handshake on `{}` failed: {source}; tidefs needs Linux 5.15 or later", directory.display())]
@@ -93,7 +106,7 @@ pub(super) fn mount_device(device: &File, settings: &SessionSettings) -> Result<
 /// What to do about a refused mount.
 pub(super) fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error().map(Errno::from_raw) {
-        Some(Errno::EPERM | Errno::EACCES) => "run as root, or install fuse3 for unprivileged mounts",
+        Some(Errno::EACCES) => "run as a user who may enter it",
         Some(Errno::EBUSY) => "something is mounted or used there: choose another directory or unmount it",
         Some(Errno::ENODEV) => "this kernel has no fuse: load the module with `modprobe fuse`",
         _ => "see the kernel log (`dmesg`) for details",
