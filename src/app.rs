@@ -176,7 +176,11 @@ fn take_lock(effective: &Effective, mount_dir: &Path) -> Result<InstanceLock, Fa
                 );
                 return Err(Failure::new(ExitStatus::MountPoint, text));
             }
-            outcome => return outcome.map_err(|error| Failure::new(ExitStatus::Environment, error)),
+            Err(error) => {
+                let text = format!("{error}; choose a state directory of your own with -o state_dir=DIR");
+                return Err(Failure::new(ExitStatus::Environment, text));
+            }
+            Ok(lock) => return Ok(lock),
         }
     }
 }

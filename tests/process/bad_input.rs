@@ -8,6 +8,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use tidefs_control_api::instance::StateDir;
+
 use super::common::mount::mounts_below;
 use super::common::pattern::{assert_same, bytes};
 use super::common::place::{Place, files_below};
@@ -202,6 +204,17 @@ fn a_state_directory_that_cannot_be_written_is_named() {
         let name = state.to_str().expect("a path in UTF-8");
         refused(&mut daemon(&place.point, state), EXIT_ENVIRONMENT, &[name, "state_dir"]);
     }
+    place.nothing_is_mounted();
+}
+
+#[test]
+fn a_lock_that_cannot_be_made_is_named_with_what_to_do() {
+    let place = Place::new();
+    let point = fs::canonicalize(&place.point).expect("it is there");
+    let lock = StateDir::new(&place.state).instance(&point).lock();
+    fs::create_dir_all(&lock).expect("a directory in its place");
+    let name = lock.to_str().expect("a path in UTF-8");
+    refused(&mut place.daemon(&[]), EXIT_ENVIRONMENT, &[name, "state_dir"]);
     place.nothing_is_mounted();
 }
 
