@@ -141,9 +141,9 @@ pub struct MemoryStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Counters {
-    /// Lookups of keys that are here.
+    /// Opens of objects to read.
     pub hits: u64,
-    /// Lookups of keys that are not.
+    /// Look-ups that found nothing.
     pub misses: u64,
     /// Files that programs opened, to read or to write, with those that they created.
     pub opens: u64,
@@ -152,7 +152,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Hits among hits and misses, 0 to 1; absent before the first lookup.
+    /// Hits among hits and misses, 0 to 1; absent before the first of either.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a ratio for people; 53 bits are plenty")]
     pub fn hit_ratio(&self) -> Option<f64> {
@@ -181,9 +181,9 @@ pub struct NamespaceStatus {
     pub policy: String,
     /// Objects evicted from it since the start.
     pub evicted: ObjectCount,
-    /// Lookups below it that hit.
+    /// Opens of objects below it to read.
     pub hits: u64,
-    /// Lookups below it that missed.
+    /// Look-ups below it that found nothing.
     pub misses: u64,
 }
 
