@@ -122,13 +122,6 @@ pub enum Verdict {
         /// The new name.
         to: KeyPath,
     },
-    /// Another object took its name; the new one is gone too, or this would be [`Verdict::Present`].
-    Replaced {
-        /// When.
-        at: Timestamp,
-        /// The process, if it is known.
-        by_pid: Option<u32>,
-    },
     /// Its write was refused: the namespace was at its quota and nothing in it could be evicted.
     Quota {
         /// When.
@@ -222,9 +215,6 @@ impl Verdict {
                 by(by_pid)
             ),
             Self::Renamed { at, to } => format!("{name} was renamed to `{to}` at {at}. Look there."),
-            Self::Replaced { at, by_pid } => {
-                format!("{name} was replaced by another file at {at}{}, which is gone as well.", by(by_pid))
-            }
             Self::ScratchFull { at } => format!(
                 "{name}, a slot file, was refused at {at}: scratch was full. Raise scratch.capacity, or free its disk; the \
                  daemon's log says which."
