@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 /// Why a bench ended without a result.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// The baseline is a mount, and so are most of the tested ones.
-    #[error("`bench local` mounts a private tmpfs as its baseline, which needs root: run it as root (sudo)")]
+    /// Baselines are mounts, and so is what is tested.
+    #[error(
+        "this bench mounts what it measures, where nobody else sees it, which needs root: run it as root (sudo)"
+    )]
     NeedsRoot,
     /// An operation on a file failed.
     #[error("{action} {}", path.display())]
