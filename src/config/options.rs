@@ -63,7 +63,7 @@ pub struct MountOptions {
 }
 
 impl MountOptions {
-    /// Reads and checks mount options, so that a mount helper fails before it starts a daemon.
+    /// Reads and checks mount options by themselves, without files and environment, as fuzzing does.
     ///
     /// # Errors
     /// Unknown options, values that cannot be used, and options that are refused (`ro`, `remount`), all together.
