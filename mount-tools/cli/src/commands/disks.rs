@@ -11,7 +11,7 @@ use tidefs_control_api::{
 };
 use tidefs_engine::types::ByteCount;
 
-use crate::args::{Daemon, Select};
+use crate::args::{Select, StatusArgs};
 use crate::error::{CliError, Exit};
 use crate::locate;
 use crate::output::{Output, grouped};
@@ -23,7 +23,7 @@ pub(crate) enum TierCommand {
     #[command(
         after_help = "Examples:\n  tidefs tier status\n  tidefs tier status /mnt/kv --json | jq '.ssd.devices[].state'"
     )]
-    Status(TierStatusArgs),
+    Status(StatusArgs),
     /// Take a directory or block device into the SSD tier while it is used
     #[command(
         after_help = "Whatever the tier left there before is given up. The daemon need not have had a disk before. Slot \
@@ -55,12 +55,6 @@ impl TierCommand {
             Self::Remove(args) => args.select.common.json,
         }
     }
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct TierStatusArgs {
-    #[command(flatten)]
-    pub(crate) of: Daemon,
 }
 
 #[derive(Debug, Args)]

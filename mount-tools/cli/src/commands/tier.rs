@@ -3,15 +3,14 @@
 use std::collections::BTreeMap;
 
 use tidefs_control_api::{DayBudget, NamingProgress, SsdDeviceStatus, SsdStatus, Status, routes};
-
 use tidefs_engine::types::ByteCount;
 
-use super::disks::TierStatusArgs;
+use crate::args::StatusArgs;
 use crate::error::CliError;
 use crate::locate;
 use crate::output::{Column, Output, facts, grouped, percent, table};
 
-pub(crate) fn status(args: &TierStatusArgs, output: Output) -> Result<(), CliError> {
+pub(crate) fn status(args: &StatusArgs, output: Output) -> Result<(), CliError> {
     let select = args.of.select();
     let client = locate::connect(&select)?;
     let value = client.get(routes::STATUS, &())?;
