@@ -17,7 +17,8 @@ usage: packaging/install.sh [--prefix PREFIX] [--destdir DIR] [--from DIR]
                     /sbin all the same, and the unit to where systemd looks.
   --destdir DIR     do all of it below DIR, to make a package or an image of it.
   --from DIR        the folder of the built tidefsd and tidefs. Default: target/release.
-  --uninstall       remove what was installed with this PREFIX and DIR. What is mounted stays so, and settings stay.
+  --uninstall       remove what was installed with this PREFIX and DIR. What is mounted stays so; settings, lines of
+                    /etc/fstab and units that were enabled stay, too: unmount and `systemctl disable` them before.
 TEXT
 }
 
