@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn three_quarters_or_four_idle_processors_are_time_and_the_own_work_takes_none_of_it() {
         // In a second, in which so many ticks passed on all processors together.
-        let looked = |count, idle, own| {
+        let looked = |count: u64, idle: u64, own: u64| {
             let after = Times { idle: 1_000 + idle, all: 5_000 + count * 100, count };
             leave_enough(Times { idle: 1_000, all: 5_000, count }, after, own)
         };
