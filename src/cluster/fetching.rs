@@ -15,7 +15,7 @@ use super::catalog::wire::{LEND, Lend, Lending, Message};
 use super::core::Core;
 use super::error::ClusterError;
 use super::node::Wanted;
-use super::pulling::{Pulled, Purpose, Registered, Times};
+use super::pulling::{Pulled, Purpose, Registered, SharedPurpose, Times};
 
 /// Hears how far an object that is fetched has come. Called by the thread that fetches it.
 pub trait Arrival {
@@ -117,7 +117,7 @@ impl fmt::Debug for Asked {
 pub struct Fetch {
     core: Arc<Core>,
     wanted: Wanted,
-    purpose: Purpose,
+    purpose: SharedPurpose,
     /// How long a source is waited for that answers nothing.
     patience: Duration,
     deadline: Instant,
@@ -145,13 +145,13 @@ impl Fetch {
         sources.reverse();
         let reason = "no other member holds it".to_owned();
         let core = Arc::clone(core);
-        let purpose = Purpose::default();
+        let purpose = SharedPurpose::new(Purpose::Reading);
         Self { core, wanted, purpose, patience, deadline, sources, asked: None, count: 0, reason }
     }
 
     /// The same for another purpose than that a program waits for it.
     #[must_use]
-    pub fn for_purpose(mut self, purpose: Purpose) -> Self {
+    pub fn for_purpose(mut self, purpose: SharedPurpose) -> Self {
         self.purpose = purpose;
         self
     }
@@ -235,7 +235,7 @@ impl Fetch {
     }
 
     fn times(&self) -> Times {
-        Times { purpose: self.purpose, patience: self.patience, deadline: self.deadline }
+        Times { purpose: self.purpose.clone(), patience: self.patience, deadline: self.deadline }
     }
 
     fn failed(&mut self, error: &ClusterError) {

@@ -65,7 +65,7 @@ pub use object::{
     Medium, REPLICAS_MAX, Stamp, Unkept, Unlent,
 };
 pub use publishing::PublishGuard;
-pub use pulling::Purpose;
+pub use pulling::{Purpose, SharedPurpose};
 pub(crate) use removals_file::keep_untold;
 pub use settings::{ClusterConfig, Limits, Timings};
 pub use status::{ClusterStatus, Counters, LinkState, MemberStatus};

@@ -5,14 +5,17 @@
 //! goes on from there.
 //!
 //! What a program waits for goes first, then what one will wait for, then what is kept for others. These have a part of a
-//! connection that programs keep full, too ([`Priority`]): else no copy would ever be made.
+//! connection that programs keep full, too ([`Priority`]): else no copy would ever be made. Parts that are asked for go by who
+//! waits then, so that few are under way of what nobody waits for.
 //!
-//! Limits: [`PARTS_MAX`] parts under way, and [`PARTS_TO_KEEP`] of what nobody here waits for.
+//! Limits: [`PARTS_MAX`] parts under way, [`PARTS_AHEAD`] of what no program waits for yet, and [`PARTS_TO_KEEP`] of what is for
+//! others.
 //! Threads: whoever waits for the bytes, which is no thread of the runtime.
 
 use std::collections::VecDeque;
 use std::hash::Hasher as _;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use tidefs_engine::engine::Engine;
@@ -32,6 +35,8 @@ use super::fetching::{Arrival, LentRegion, Whole};
 const PART: u64 = 512 << 10;
 /// Parts under way at once: 32 MiB keep a link of 100 Gbit/s busy for 2.6 ms.
 const PARTS_MAX: usize = 64;
+/// The same of an object that no program waits for yet.
+const PARTS_AHEAD: usize = PARTS_MAX / 4;
 /// The same of an object that is to be kept for others: all copies that are made at once are before a program's parts no
 /// longer than one object that another program reads.
 const PARTS_TO_KEEP: usize = PARTS_MAX / AT_ONCE;
@@ -64,23 +69,49 @@ impl Drop for Registered {
     }
 }
 
-/// Why an object is read from another member.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Why an object is read from another member; the later ones are more urgent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub enum Purpose {
-    /// Somebody waits for it.
-    #[default]
-    Reading,
-    /// A program of this host will.
-    Ahead,
     /// Another member wants a copy to be here.
     Keeping,
+    /// A program of this host will wait for it.
+    Ahead,
+    /// Somebody waits for it.
+    Reading,
+}
+
+/// Why an object is read, for as long as it is: by then somebody may have come who waits for it.
+#[derive(Clone, Debug)]
+pub struct SharedPurpose(Arc<AtomicU8>);
+
+impl SharedPurpose {
+    /// The first one.
+    #[must_use]
+    pub fn new(purpose: Purpose) -> Self {
+        Self(Arc::new(AtomicU8::new(purpose as u8)))
+    }
+
+    /// Somebody wants it for this, too.
+    pub fn raise(&self, purpose: Purpose) {
+        self.0.fetch_max(purpose as u8, Ordering::Relaxed);
+    }
+
+    /// The most urgent one.
+    #[must_use]
+    pub fn get(&self) -> Purpose {
+        let purpose = self.0.load(Ordering::Relaxed);
+        let is_this = |one: &Purpose| *one as u8 == purpose;
+        [Purpose::Keeping, Purpose::Ahead].into_iter().find(is_this).unwrap_or(Purpose::Reading)
+    }
 }
 
 impl Purpose {
     /// How many parts are under way at once.
     fn parts_max(self) -> usize {
         match self {
-            Self::Reading | Self::Ahead => PARTS_MAX,
+            Self::Reading => PARTS_MAX,
+            Self::Ahead => PARTS_AHEAD,
             Self::Keeping => PARTS_TO_KEEP,
         }
     }
@@ -96,9 +127,9 @@ impl Purpose {
 }
 
 /// How long what is read may take, and why it is read.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Times {
-    pub(super) purpose: Purpose,
+    pub(super) purpose: SharedPurpose,
     /// Any part that was asked for.
     pub(super) patience: Duration,
     /// All of it.
@@ -133,7 +164,8 @@ struct Parts<'a> {
 
 impl Parts<'_> {
     fn submit(&mut self) {
-        while self.under_way.len() < self.times.purpose.parts_max() && self.next < self.length {
+        let purpose = self.times.purpose.get();
+        while self.under_way.len() < purpose.parts_max() && self.next < self.length {
             let (offset, length) = (self.next, PART.min(self.length - self.next));
             let remote = RemotePlace { peer: self.lent.owner(), region: self.lent.remote.id, offset };
             let request = Request {
@@ -143,7 +175,7 @@ impl Parts<'_> {
                 length: ByteCount(length),
             };
             let deadline = self.times.deadline.min(Instant::now() + self.times.patience);
-            let priority = self.times.purpose.priority();
+            let priority = purpose.priority();
             let handle = self.engine.submit(Batch { priority, ..Batch::new(vec![request], deadline) });
             self.under_way.push_back((offset, length, handle));
             self.next += length;
@@ -236,5 +268,18 @@ mod tests {
         let [reading, ahead, keeping] =
             [Purpose::Reading, Purpose::Ahead, Purpose::Keeping].map(Purpose::priority);
         assert!(reading > ahead && ahead > keeping, "{reading:?} {ahead:?} {keeping:?}");
+    }
+
+    #[test]
+    fn what_is_read_for_several_is_read_for_the_most_urgent_of_them() {
+        let (keeping, ahead, reading) = (Purpose::Keeping, Purpose::Ahead, Purpose::Reading);
+        let shared = SharedPurpose::new(keeping);
+        let seen = shared.clone();
+        for (raised, most) in
+            [(keeping, keeping), (ahead, ahead), (keeping, ahead), (reading, reading), (ahead, reading)]
+        {
+            shared.raise(raised);
+            assert_eq!(seen.get(), most, "after {raised:?}");
+        }
     }
 }

@@ -14,11 +14,10 @@ use tidefs_engine::types::ByteCount;
 use super::job_lines::{JobKind, JobLines};
 use super::loader::{Job, Rest};
 use super::ways::{Way, Ways};
-use crate::cluster::Purpose;
+use crate::cluster::{Purpose, SharedPurpose};
 use crate::namespace::Ino;
 
 /// One object that is to be loaded.
-#[derive(Default)]
 pub(super) struct Load {
     pub(super) waiting: Vec<Rest>,
     /// Those who can do with its first bytes.
@@ -31,16 +30,21 @@ pub(super) struct Load {
     pub(super) ahead: Option<ByteCount>,
     /// Whether a client named it.
     pub(super) is_named: bool,
-    /// Whether a program waits for it, or will; else another member wants a copy to be here.
-    pub(super) is_read: bool,
+    /// Why it is loaded, for all who want it.
+    pub(super) purpose: SharedPurpose,
 }
 
 impl Load {
-    fn purpose(&self) -> Purpose {
-        match (self.is_read, self.since) {
-            (false, _) => Purpose::Keeping,
-            (true, None) => Purpose::Ahead,
-            (true, Some(_)) => Purpose::Reading,
+    pub(super) fn new(purpose: Purpose) -> Self {
+        Self {
+            waiting: Vec::new(),
+            at_start: Vec::new(),
+            is_running: false,
+            has_started: false,
+            since: None,
+            ahead: None,
+            is_named: false,
+            purpose: SharedPurpose::new(purpose),
         }
     }
 }
@@ -158,7 +162,7 @@ impl Lines {
 
     /// A thread has done its turn. Returns who waits for it.
     pub(super) fn end(&mut self, turn: Turn) -> Load {
-        let load = self.loads.remove(&turn.ino).unwrap_or_default();
+        let load = self.loads.remove(&turn.ino).unwrap_or_else(|| Load::new(Purpose::Keeping));
         self.count -= load.waiting.len() + load.at_start.len();
         self.running_ahead -= usize::from(turn.why != Why::Wanted);
         if let Some(way) = turn.way {
@@ -172,10 +176,10 @@ impl Lines {
         self.ways.has_next(self.threads)
     }
 
-    /// Since when somebody waits for what comes next, and why it is loaded.
-    pub(super) fn known(&self, next: &Next) -> (Option<Instant>, Purpose) {
-        let load = if let Next::Load(turn) = next { self.loads.get(&turn.ino) } else { None };
-        load.map_or((None, Purpose::Reading), |load| (load.since, load.purpose()))
+    /// Since when somebody waits for what is loaded next, and why that is.
+    pub(super) fn known(&self, next: &Next) -> Option<(Option<Instant>, SharedPurpose)> {
+        let Next::Load(turn) = next else { return None };
+        self.loads.get(&turn.ino).map(|load| (load.since, load.purpose.clone()))
     }
 
     fn begin(&mut self, ino: Ino) -> bool {

@@ -28,6 +28,7 @@ use super::job_lines::JobKind;
 use super::load_lines::{Lines, Load, Next, Turn, Why};
 use super::ways::Way;
 use super::{Datapath, Error};
+use crate::cluster::{Purpose, SharedPurpose};
 use crate::namespace::Ino;
 use crate::tier::ssd::{ReadFor, SsdTier};
 
@@ -90,9 +91,10 @@ impl Loader {
             let has_started = need == Need::Start && load.is_some_and(|load| load.has_started);
             if !has_started && lines.count < WAITING_MAX && !lines.is_closed {
                 lines.count += 1;
-                let load = lines.loads.entry(ino).or_default();
+                let purpose = if need == Need::Copy { Purpose::Keeping } else { Purpose::Reading };
+                let load = lines.loads.entry(ino).or_insert_with(|| Load::new(purpose));
                 load.since.get_or_insert_with(Instant::now);
-                load.is_read |= need != Need::Copy;
+                load.purpose.raise(purpose);
                 match need {
                     Need::Whole | Need::Copy => load.waiting.push(rest),
                     Need::Start => load.at_start.push(rest),
@@ -139,7 +141,7 @@ impl Loader {
             return false;
         }
         let Entry::Vacant(entry) = lines.loads.entry(ino) else { return false };
-        entry.insert(Load { ahead: Some(size), is_named, is_read: true, ..Load::default() });
+        entry.insert(Load { ahead: Some(size), is_named, ..Load::new(Purpose::Ahead) });
         lines.ahead.push_back(ino);
         self.arrived.notify_one();
         true
@@ -248,7 +250,7 @@ impl Datapath {
     pub fn run_loads(&self) {
         self.loader.lines.lock().threads += 1;
         loop {
-            let (next, (since, purpose)) = loop {
+            let (next, known) = loop {
                 let has_late = SsdTier::settle_late_loads();
                 let mut lines = self.loader.lines.lock();
                 if let Some(next) = lines.next() {
@@ -274,6 +276,7 @@ impl Datapath {
                 }
             };
             let ino = turn.ino;
+            let (since, purpose) = known.unwrap_or_else(|| (None, SharedPurpose::new(Purpose::Reading)));
             if turn.way.is_none()
                 && let Some(way) = self.way_of(ino)
                 && !self.loader.lines.lock().goes_by(way, &mut turn)
@@ -284,7 +287,7 @@ impl Datapath {
             // A miss is told by what waits for it.
             let outcome = match turn.why {
                 Why::Ahead => self.promote_into_free_room(ino),
-                Why::Named => self.promote_for(ino, ReadFor::Ahead),
+                Why::Named => self.promote_as(ino, ReadFor::Ahead, purpose),
                 Why::Wanted
                     if !matches!(turn.way, Some(Way::Member(_)))
                         && self.has_waited_too_long(since)

@@ -19,7 +19,7 @@ use super::history::Ending;
 use super::room::footprint;
 use super::ssd::{Leaving, MayLend, object_key};
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
-use crate::cluster::{Arrival, Fetch, Fetched, Purpose, Whole};
+use crate::cluster::{Arrival, Fetch, Fetched, Purpose, SharedPurpose, Whole};
 use crate::namespace::{Ino, Name, Slot};
 use crate::tier::eviction::Departure;
 use crate::tier::memory::checksum_bytes;
@@ -45,7 +45,7 @@ struct Wanted {
     /// Of what is read from SSD.
     reason: ReadFor,
     /// Of what is read from another member.
-    purpose: Purpose,
+    purpose: SharedPurpose,
 }
 
 /// An object that is in memory. What nobody has to wait for is done when this is dropped, after those who waited for the object
@@ -148,7 +148,7 @@ impl Datapath {
             directory,
             is_small: object.size < self.settings.packed_max,
             reason: ReadFor::Use,
-            purpose: Purpose::Reading,
+            purpose: SharedPurpose::new(Purpose::Reading),
         })
     }
 
@@ -162,7 +162,7 @@ impl Datapath {
 
     /// The same, counted for another reason.
     pub(super) fn promote_for(&self, ino: Ino, reason: ReadFor) -> Result<Promoted<'_>, Error> {
-        self.promote_as(ino, reason, Purpose::Reading)
+        self.promote_as(ino, reason, SharedPurpose::new(Purpose::Reading))
     }
 
     /// The same, of what programs do not wait for, too.
@@ -170,7 +170,7 @@ impl Datapath {
         &self,
         ino: Ino,
         reason: ReadFor,
-        purpose: Purpose,
+        purpose: SharedPurpose,
     ) -> Result<Promoted<'_>, Error> {
         let mut promoted = Promoted { datapath: self, arrived: None, fetched: None, has_loaded: false };
         let Some(wanted) = self.wanted(&self.lock(), ino) else { return Ok(promoted) };
@@ -326,7 +326,7 @@ impl Datapath {
         // Who has the bytes is asked for them before there is a place for them.
         let source = match &wanted.away {
             Some(away) => {
-                let fetch = self.begin_fetch(away, wanted.size)?.for_purpose(wanted.purpose);
+                let fetch = self.begin_fetch(away, wanted.size)?.for_purpose(wanted.purpose.clone());
                 Source::Member(away, Box::new(fetch))
             }
             None => Source::Ssd(self.ssd.get().ok_or(Error::NoObject)?),

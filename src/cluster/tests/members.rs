@@ -231,7 +231,8 @@ fn of_what_is_fetched_to_be_kept_for_others_a_few_parts_are_under_way() {
         let fetching = tokio::task::spawn_blocking(move || {
             let arrival = Watching { cluster: cluster.clone(), most: Cell::new(0) };
             let fetch = cluster.fetch(wanted, Duration::from_secs(20), soon());
-            let fetched = fetch.for_purpose(Purpose::Keeping).into_region(&target, &arrival);
+            let fetched =
+                fetch.for_purpose(SharedPurpose::new(Purpose::Keeping)).into_region(&target, &arrival);
             (fetched, arrival.most.get())
         });
         let (fetched, most) = fetching.await.unwrap();

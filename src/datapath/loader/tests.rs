@@ -45,7 +45,7 @@ fn what_another_member_wants_to_be_here_is_loaded_for_that_alone_unless_a_progra
     let mut lines = loader.lines.lock();
     for purpose in [Purpose::Keeping, Purpose::Reading, Purpose::Reading, Purpose::Reading] {
         let next = lines.next().unwrap();
-        assert_eq!(lines.known(&next).1, purpose);
+        assert_eq!(lines.known(&next).unwrap().1.get(), purpose);
     }
 }
 
@@ -57,7 +57,26 @@ fn what_is_loaded_ahead_is_less_urgent_than_what_somebody_waits_for() {
     let mut lines = loader.lines.lock();
     for purpose in [Purpose::Reading, Purpose::Ahead] {
         let next = lines.next().unwrap();
-        assert_eq!(lines.known(&next).1, purpose);
+        assert_eq!(lines.known(&next).unwrap().1.get(), purpose);
+    }
+}
+
+#[test]
+fn what_is_being_loaded_becomes_as_urgent_as_whoever_comes_to_wait_for_it() {
+    let loader = lines(4);
+    loader.leave_for(Ino(1), Need::Copy, Box::new(|_| ()));
+    assert!(loader.leave_ahead(Ino(2), ByteCount(1), true));
+    for before in [Purpose::Keeping, Purpose::Ahead] {
+        let (ino, purpose) = {
+            let mut lines = loader.lines.lock();
+            let next = lines.next().unwrap();
+            let purpose = lines.known(&next).unwrap().1;
+            let Next::Load(turn) = next else { panic!("there are no jobs") };
+            (turn.ino, purpose)
+        };
+        assert_eq!(purpose.get(), before);
+        loader.leave(ino, Box::new(|_| ()));
+        assert_eq!(purpose.get(), Purpose::Reading, "of what is read by now");
     }
 }
 
