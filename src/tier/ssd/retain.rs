@@ -93,12 +93,13 @@ impl Writer {
                 return false;
             }
             let Some(open) = self.open.as_mut() else { return false };
-            let as_of_now = |tombstone| self.shared.as_of_now(self.device.number, tombstone);
-            let block = TombstoneBlock {
-                device: self.device.uuid,
-                sequence: open.sequence,
-                tombstones: tombstones.iter().map(as_of_now).collect(),
+            let tombstones = {
+                // A removal of what stands again comes before this, or leaves one for this disk, too.
+                let _pending = self.shared.pending.lock();
+                let as_of_now = |tombstone| self.shared.as_of_now(self.device.number, tombstone);
+                tombstones.iter().map(as_of_now).collect()
             };
+            let block = TombstoneBlock { device: self.device.uuid, sequence: open.sequence, tombstones };
             match self.device.write_frame(open.zone, open.next_block, &block, self.shared.limit) {
                 Ok(()) => {
                     open.next_block += 1;
