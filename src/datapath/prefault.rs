@@ -34,7 +34,7 @@ const START: Duration = Duration::from_secs(1);
 const SPARE_LOOK: Duration = Duration::from_secs(1);
 /// How long nothing is touched after a chunk that was touched while others work: until the host has given it, nobody else has
 /// that processor.
-const BUSY_PAUSE: Duration = Duration::from_millis(100);
+const BUSY_PAUSE: Duration = Duration::from_millis(200);
 
 /// Where the devices are that a virtual machine has from its host.
 const DEVICES: &str = "/sys/bus/virtio/devices";

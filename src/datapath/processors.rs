@@ -43,9 +43,13 @@ impl Processors {
             self.look = now + LOOK;
             let times = File::open("/proc/stat").ok().and_then(|file| read_times(BufReader::new(file)));
             // Where nothing tells of it, as in some sandboxes, idle priority has to do.
-            let Some(times) = times else { return true };
+            let Some(times) = times else {
+                self.have_time = true;
+                return true;
+            };
             let own = own_ticks();
-            self.have_time = self.times.count > 0 && leave_enough(self.times, times, own - self.own);
+            let ran = own.saturating_sub(self.own);
+            self.have_time = self.times.count > 0 && leave_enough(self.times, times, ran);
             (self.times, self.own) = (times, own);
         }
         self.have_time
@@ -110,9 +114,10 @@ mod tests {
         assert!(!processors.have_time(Duration::ZERO));
         let first = processors.times;
         assert!(first.count > 0 && first.all >= first.idle, "{first:?}");
-        processors.have_time(LOOK - Duration::from_nanos(1));
-        assert_eq!(processors.times, first);
-        processors.have_time(LOOK);
+        for (now, next_look) in [(LOOK - Duration::from_nanos(1), LOOK), (LOOK, LOOK * 2)] {
+            processors.have_time(now);
+            assert_eq!(processors.look, next_look);
+        }
         assert!(processors.times.all >= first.all);
     }
 }
