@@ -44,8 +44,10 @@ pub enum MountError {
     /// This process may not mount, and the set-uid helper of fuse3 did not do it in its place.
     #[error(
         "cannot mount on `{}`: this process has no right to (CAP_SYS_ADMIN), and fusermount3 did not do it: {why}; start it as \
-         root, in a container with `--cap-add SYS_ADMIN`, or install fuse3",
-        directory.display(), why = source.to_string().trim_end().to_owned()
+         root, in a container with `--cap-add SYS_ADMIN --security-opt apparmor=unconfined`{}",
+        directory.display(),
+        if source.kind() == io::ErrorKind::NotFound { ", or install fuse3" } else { "" },
+        why = source.to_string().trim_end().to_owned()
     )]
     NoRight {
         /// The mount point.
@@ -103,10 +105,23 @@ pub(super) fn mount_device(device: &File, settings: &SessionSettings) -> Result<
     mount(Some(settings.source.as_str()), &settings.directory, Some(FSTYPE), flags, Some(options.as_str()))
 }
 
+/// What became of a mount that fusermount3 was asked for: it did not mount, for the reason that it gave, or the kernel did not agree
+/// on the protocol.
+pub(super) fn not_mounted(directory: PathBuf, source: io::Error) -> MountError {
+    match source.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied | io::ErrorKind::Other => {
+            MountError::NoRight { directory, source }
+        }
+        _ => MountError::Handshake { directory, source },
+    }
+}
+
 /// What to do about a refused mount.
 pub(super) fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error().map(Errno::from_raw) {
-        Some(Errno::EACCES) => "run as a user who may enter it",
+        Some(Errno::EACCES) => {
+            "AppArmor or SELinux forbids it (in a container: `--security-opt apparmor=unconfined`), or this user may not enter it"
+        }
         Some(Errno::EBUSY) => "something is mounted or used there: choose another directory or unmount it",
         Some(Errno::ENODEV) => "this kernel has no fuse: load the module with `modprobe fuse`",
         _ => "see the kernel log (`dmesg`) for details",

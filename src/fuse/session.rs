@@ -294,7 +294,7 @@ fn open_session(dispatcher: Dispatcher, settings: &SessionSettings) -> Result<Op
                 if settings.exec { MountOption::Exec } else { MountOption::NoExec },
             ];
             let session = fuser::Session::new(dispatcher, &directory, &config)
-                .map_err(|source| MountError::NoRight { directory, source })?;
+                .map_err(|source| mount::not_mounted(directory, source))?;
             Ok(Opened { own: None, session, device: None })
         }
         Err(errno) => {

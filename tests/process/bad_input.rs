@@ -187,10 +187,12 @@ fn without_the_right_to_mount_the_daemon_says_so() {
     let memory = tempfile::Builder::new().prefix("tidefs-test-").tempdir_in("/dev/shm").expect("a directory");
     let scratch = memory.path().join("scratch");
     let mut command = Command::new("setpriv");
-    command.args(["--bounding-set=-sys_admin", "--", env!("CARGO_BIN_EXE_tidefsd")]).arg(&place.point);
+    command
+        .args(["--bounding-set=-sys_admin", "--inh-caps=-sys_admin", "--", env!("CARGO_BIN_EXE_tidefsd")])
+        .arg(&place.point);
     command.arg("-o").arg(state_option(&memory.path().join("state")));
     command.arg("-o").arg(format!("capacity=64MiB,scratch.dir={}", scratch.display()));
-    let words = ["no right", "CAP_SYS_ADMIN", "fusermount3", "install fuse3"];
+    let words = ["no right", "CAP_SYS_ADMIN", "fusermount3", "as root"];
     refused(&mut command, EXIT_ENVIRONMENT, &words);
     place.nothing_is_mounted();
 }
