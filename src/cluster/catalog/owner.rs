@@ -118,7 +118,8 @@ pub struct Owner {
     /// Members that were lost then and have not told since what they hold: they may come back with earlier versions. While
     /// there are such, the end of a version's last copy is remembered.
     away: BTreeMap<MemberId, Duration>,
-    /// Those that were away for longer than removals are remembered, and have not told since what they hold.
+    /// Those that were away for longer than removals are remembered, and have not told since what they hold; also when they are not
+    /// expected any more, as many as [`Self::forget_member`] keeps.
     disbelieved: BTreeSet<MemberId>,
     /// Members that have announced all that they hold in their latest start.
     settled: BTreeSet<MemberId>,

@@ -163,6 +163,11 @@ fn who_was_never_met_and_was_away_for_too_long_is_not_believed_after_a_moment_in
         // It is there, and lost before it heard anything.
         core.owner.lock().note_contact(MemberId(9), late);
         assert_eq!(core.owner.lock().contact_of(MemberId(9)), Some(now));
+        // The same when it is not expected any more.
+        let later = late + 2 * core.config.timings.grace;
+        core.let_members_go(later);
+        core.owner.lock().note_contact(MemberId(9), later);
+        assert_eq!(core.owner.lock().contact_of(MemberId(9)), None);
         host.cluster.close().await;
     });
 }

@@ -12,6 +12,9 @@ use crate::cluster::catalog::wire::{Change, Outcome, Revocation};
 use crate::cluster::object::{Facts, Stamp};
 use crate::cluster::shards::{KeyId, Shard, ShardMap};
 
+/// Members that are not expected any more, and would not be believed.
+const DISBELIEVED_MAX: usize = 65_536;
+
 impl Owner {
     /// Who serves what from now on. Shards in `gained` are new to this member: it learns what there is from `awaited`, and
     /// from whoever served them. What it serves no more is forgotten by [`Self::forget_unserved`].
@@ -99,10 +102,14 @@ impl Owner {
         }
     }
 
-    /// `member` is not expected any more.
+    /// `member` is not expected any more. Where it was away for too long it stays disbelieved: if it comes and is lost at once, that
+    /// moment is no contact.
     pub fn forget_member(&mut self, member: MemberId) {
         self.contacts.remove(&member);
-        self.note_back(member);
+        self.away.remove(&member);
+        while self.disbelieved.len() > DISBELIEVED_MAX {
+            self.disbelieved.pop_first();
+        }
         self.announced.remove(&member);
         self.suspects.remove(&member);
         self.behind.remove(&member);
@@ -113,9 +120,10 @@ impl Owner {
     /// Members that this one has not met (`is_met`), and of which other owners said that they had lost them, are not expected any
     /// more when that is so long ago (`is_over`).
     pub fn forget_unmet(&mut self, is_met: impl Fn(MemberId) -> bool, is_over: impl Fn(Duration) -> bool) {
-        let lost_at = |member: MemberId| self.contacts.get(&member).copied().unwrap_or_default();
-        let is_unmet = |&member: &MemberId| !is_met(member) && is_over(lost_at(member));
-        let unmet: Vec<MemberId> = self.disbelieved.iter().copied().filter(is_unmet).collect();
+        let is_old = |&(member, lost_at): &(&MemberId, &Duration)| {
+            is_over(*lost_at) && self.disbelieved.contains(member) && !is_met(*member)
+        };
+        let unmet: Vec<MemberId> = self.contacts.iter().filter(is_old).map(|(&member, _)| member).collect();
         unmet.into_iter().for_each(|member| self.forget_member(member));
     }
 
@@ -125,13 +133,12 @@ impl Owner {
         self.contacts.get(&member).copied()
     }
 
-    /// Facts and numbers of members other than this one that are kept.
+    /// Facts and numbers of members other than this one that are kept, but for who is disbelieved.
     #[cfg(test)]
     pub(crate) fn kept_of_others(&self) -> usize {
         let is_other = |member: &&MemberId| **member != self.me;
         let times = self.contacts.keys().chain(self.away.keys()).chain(self.announced.keys());
         let sets = self.suspects.iter().chain(&self.awaited).chain(&self.settled).chain(self.behind.keys());
-        let sets = sets.chain(&self.disbelieved);
         let starts = self.seen.keys().map(|peer| &peer.member);
         times.chain(sets).chain(starts).filter(is_other).count() + self.slots.kept_of_others(self.me)
     }

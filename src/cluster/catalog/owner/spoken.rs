@@ -1,8 +1,9 @@
 //! Keys of which the other owner of a shard was told while this one may not know everything of the shard: by that word the other
 //! one may have lost what it knew.
 //!
-//! Limits: [`KEYS_MAX`] keys of a shard; of one with more each key counts as told, which costs further words alone. A shard may
-//! stay so for as long as a member of the view is there and does not announce what it holds, as one of a strange version.
+//! Limits: [`KEYS_MAX`] keys of a shard; of one with more each key counts as told, which costs further words, and copies at the
+//! other owner until their holders have announced them here. A shard may stay so for as long as a member of the view is there and
+//! does not announce what it holds, as one of a strange version.
 
 use std::collections::BTreeSet;
 
