@@ -324,7 +324,8 @@ impl Lane {
         let cancelled = std::mem::take(&mut waiting.cancelled);
         let Waiting { operations, passed_by, .. } = &mut *waiting;
         let queue = &mut operations[priority];
-        if left.len() > queue.len() {
+        // Most often both are empty, and the queue keeps its memory.
+        if left.len() >= queue.len() {
             left.append(queue);
             *queue = left;
         } else {
