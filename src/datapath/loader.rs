@@ -87,14 +87,13 @@ impl Loader {
     pub fn leave_for(&self, ino: Ino, need: Need, rest: Rest) {
         let has_started = {
             let mut lines = self.lines.lock();
-            let load = lines.loads.get(&ino);
+            let purpose = if need == Need::Copy { Purpose::Keeping } else { Purpose::Reading };
+            let load = lines.loads.get(&ino).inspect(|load| load.purpose.raise(purpose));
             let has_started = need == Need::Start && load.is_some_and(|load| load.has_started);
             if !has_started && lines.count < WAITING_MAX && !lines.is_closed {
                 lines.count += 1;
-                let purpose = if need == Need::Copy { Purpose::Keeping } else { Purpose::Reading };
                 let load = lines.loads.entry(ino).or_insert_with(|| Load::new(purpose));
                 load.since.get_or_insert_with(Instant::now);
-                load.purpose.raise(purpose);
                 match need {
                     Need::Whole | Need::Copy => load.waiting.push(rest),
                     Need::Start => load.at_start.push(rest),

@@ -66,7 +66,7 @@ fn what_is_being_loaded_becomes_as_urgent_as_whoever_comes_to_wait_for_it() {
     let loader = lines(4);
     loader.leave_for(Ino(1), Need::Copy, Box::new(|_| ()));
     assert!(loader.leave_ahead(Ino(2), ByteCount(1), true));
-    for before in [Purpose::Keeping, Purpose::Ahead] {
+    for (before, has_started) in [(Purpose::Keeping, false), (Purpose::Ahead, true)] {
         let (ino, purpose) = {
             let mut lines = loader.lines.lock();
             let next = lines.next().unwrap();
@@ -75,7 +75,10 @@ fn what_is_being_loaded_becomes_as_urgent_as_whoever_comes_to_wait_for_it() {
             (turn.ino, purpose)
         };
         assert_eq!(purpose.get(), before);
-        loader.leave(ino, Box::new(|_| ()));
+        if has_started {
+            loader.started(ino);
+        }
+        loader.leave_for(ino, Need::Start, Box::new(|_| ()));
         assert_eq!(purpose.get(), Purpose::Reading, "of what is read by now");
     }
 }
