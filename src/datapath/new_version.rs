@@ -15,6 +15,10 @@ use super::{Caller, Datapath, Error, Marks, Object, OpenOptions, Phase, Place, d
 use crate::namespace::{Body, Ino};
 
 impl Datapath {
+    /// As [`Datapath::begin_version`], or joins the one that was begun. What is being written already is left as it is.
+    ///
+    /// # Errors
+    /// The same, and [`Error::Stale`] when the object has left its name.
     pub(super) fn begin_version_if_sealed(
         &self,
         caller: &Caller,
@@ -23,10 +27,11 @@ impl Datapath {
     ) -> Result<(), Error> {
         {
             let mut state = self.lock();
-            let Some(slot) = state.tree.by_ino(ino) else { return Ok(()) };
-            let Some(object) = state.object(slot) else { return Ok(()) };
-            if object.phase != Phase::Sealed {
-                return Ok(());
+            let slot = state.slot_of(ino)?;
+            match state.object(slot).map(|object| object.phase) {
+                Some(Phase::Sealed) => {}
+                Some(Phase::Gone) => return Err(Error::Stale),
+                Some(Phase::Writing | Phase::Parked) | None => return Ok(()),
             }
             if let Some(next) = state.version_to_join(slot) {
                 // Somebody writes one already, and the caller joins in.

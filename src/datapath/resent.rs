@@ -31,6 +31,9 @@ const LOOKS_AGAIN: Duration = Duration::from_millis(500);
 /// else, who sees the file, looked it up meanwhile: what the kernel knows by that it has confirmed, too.
 const LOOKS_MAX: u8 = 8;
 
+/// How often something to write is begun for a thread that was sent, while others publish under its name.
+const BEGINS_MAX: u32 = 16;
+
 /// How many callers are remembered that were sent to look a name up again.
 pub(super) const RESENT_MAX: NonZeroUsize = NonZeroUsize::new(1024).expect("1024 is not zero");
 
@@ -259,74 +262,89 @@ impl Datapath {
         may_take_long: bool,
     ) -> bool {
         let credentials = Credentials::of(caller);
-        let (ino, options) = {
-            let mut state = self.lock();
-            let now = self.clock.monotonic();
-            let is_same = |resent: &&Resent| {
-                resent.options.write
-                    && !resent.may_have_failed
-                    && resent.refused.is_none()
-                    && resent.name.as_ref() == Some(name)
-                    && !resent.is_over(now)
-                    && now.saturating_sub(resent.at) < RESENT
-            };
-            let Some(resent) = state.resent.peek(&SentCaller::of(caller, Some(name))).filter(is_same) else {
+        for _ in 0..BEGINS_MAX {
+            let Some((ino, options, takes_long)) = self.to_begin(&credentials, caller, parent, name) else {
                 return true;
             };
-            let Ok(parent) = state.slot_of(parent) else { return true };
-            let Some(child) = state.tree.child(parent, name.as_bytes()) else { return true };
-            let options = resent.options;
-            let is_allowed = state.may_search(&credentials, parent)
-                && credentials.may_open(&state.tree.node(child).attributes, options);
-            if !is_allowed {
-                return true;
-            }
-            match state.object(child) {
-                Some(object)
-                    if object.phase == Phase::Sealed
-                        && (options.wants_nothing() || !Self::is_away(&object.place)) => {}
-                Some(object) if object.phase == Phase::Writing => {
-                    if !self.is_hidden_from(&mut state, caller, child, options.write) {
-                        self.expect_writer(&mut state, caller, child);
-                    }
-                    return true;
-                }
-                _ => return true,
-            }
-            let (ino, size) = (state.tree.ino(child), self.stat_of(&state, child).size);
-            let is_read = !options.wants_nothing() || state.unverified(ino).is_some();
-            if is_read && size >= LONG && !may_take_long {
+            if takes_long && !may_take_long {
                 return false;
             }
-            (ino, options)
-        };
-        let begun = self.verify_before_first_use(ino).and_then(|()| self.begin_writing(caller, ino, options));
-        match begun {
-            // That it left its name meanwhile is found by the look-up that goes on, or by the open.
-            Ok(()) | Err(Error::Stale) => {}
-            Err(error) => {
-                // The open that follows says it.
-                if let Some(resent) = self.lock().resent.get_mut(&SentCaller::of(caller, Some(name))) {
-                    resent.refused = Some(error);
+            match self.verify_before_first_use(ino).and_then(|()| self.begin_writing(caller, ino, options)) {
+                Ok(()) => return true,
+                // It left its name meanwhile: the caller is to write what took that.
+                Err(Error::Stale) => {}
+                Err(error) => {
+                    // The open that follows says it.
+                    if let Some(resent) = self.lock().resent.get_mut(&SentCaller::of(caller, Some(name))) {
+                        resent.refused = Some(error);
+                    }
+                    return true;
                 }
             }
         }
         true
     }
 
+    /// The sealed object under `name` that a writer who was sent to look that up again is to write, how, and whether it takes long
+    /// to begin that. What is being written already waits for a writer who sees it.
+    fn to_begin(
+        &self,
+        credentials: &Credentials,
+        caller: &Caller,
+        parent: Ino,
+        name: &Name,
+    ) -> Option<(Ino, OpenOptions, bool)> {
+        let mut state = self.lock();
+        let now = self.clock.monotonic();
+        let is_same = |resent: &&Resent| {
+            resent.options.write
+                && !resent.may_have_failed
+                && resent.refused.is_none()
+                && resent.name.as_ref() == Some(name)
+                && !resent.is_over(now)
+                && now.saturating_sub(resent.at) < RESENT
+        };
+        let options = state.resent.peek(&SentCaller::of(caller, Some(name))).filter(is_same)?.options;
+        let parent = state.slot_of(parent).ok()?;
+        let child = state.tree.child(parent, name.as_bytes())?;
+        let is_allowed = state.may_search(credentials, parent)
+            && credentials.may_open(&state.tree.node(child).attributes, options);
+        let object = state.object(child).filter(|_| is_allowed)?;
+        if object.phase == Phase::Writing {
+            if !self.is_hidden_from(&mut state, caller, child, options.write) {
+                self.expect_writer(&mut state, caller, child);
+            }
+            return None;
+        }
+        if object.phase != Phase::Sealed || (Self::is_away(&object.place) && !options.wants_nothing()) {
+            return None;
+        }
+        let (ino, size) = (state.tree.ino(child), self.stat_of(&state, child).size);
+        let is_read = !options.wants_nothing() || state.unverified(ino).is_some();
+        Some((ino, options, is_read && size >= LONG))
+    }
+
     /// Makes a sealed object one that the caller writes, in place or as a new version, and has it wait for the caller.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] when it has left its name.
     fn begin_writing(&self, caller: &Caller, ino: Ino, options: OpenOptions) -> Result<(), Error> {
         {
             let mut state = self.lock();
             let slot = state.slot_of(ino)?;
-            if state.object(slot).is_none_or(|object| object.phase != Phase::Sealed) {
-                return Ok(());
+            let phase_of = |state: &State| state.object(slot).map(|object| object.phase);
+            match phase_of(&state) {
+                Some(Phase::Sealed) => {}
+                Some(Phase::Gone) => return Err(Error::Stale),
+                Some(Phase::Writing | Phase::Parked) | None => return Ok(()),
             }
             match self.unseal(&mut state, caller, slot, options) {
                 Ok(()) => {
                     self.expect_writer(&mut state, caller, slot);
                     return Ok(());
                 }
+                // It has another inode, which waits for the caller.
+                Err(Error::Stale) if phase_of(&state) == Some(Phase::Gone) => return Ok(()),
                 Err(Error::Stale) => {}
                 Err(error) => return Err(error),
             }

@@ -39,6 +39,7 @@ mod packed;
 mod policy;
 mod resent;
 mod restarted;
+mod rewriting;
 mod soft;
 mod ssd;
 mod ssd_records;
