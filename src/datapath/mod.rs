@@ -13,6 +13,7 @@
 //! - The kernel is told after the tables changed, never before, and never under the lock.
 
 mod afterwards;
+mod anew;
 mod attributes;
 mod backing;
 mod below;
