@@ -314,8 +314,23 @@ impl Datapath {
     /// # Errors
     /// As [`Datapath::create`].
     pub fn make_file(&self, caller: &Caller, parent: Ino, name: &[u8], mode: u32) -> Result<Stat, Error> {
+        self.make_file_within(caller, parent, name, mode, Wait::Patiently)
+    }
+
+    /// The same, with a limit to the wait for a place for a slot file.
+    ///
+    /// # Errors
+    /// As [`Datapath::create`].
+    pub fn make_file_within(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        mode: u32,
+        wait: Wait,
+    ) -> Result<Stat, Error> {
         let options = OpenOptions { write: true, exclusive: true, ..OpenOptions::default() };
-        let (stat, opened) = self.create(caller, parent, name, mode, options)?;
+        let (stat, opened) = self.create_within(caller, parent, name, mode, options, wait)?;
         let flushed = self.flush(caller, opened.handle);
         self.release(opened.handle);
         // The kernel gets no inode with an error.

@@ -143,6 +143,12 @@ impl Datapath {
         self.is_long_to_cut(ino) || self.would_move(ino, change.end())
     }
 
+    /// The same of truncate(2) by name, which opens the file: one that nobody writes becomes a slot file by that, too.
+    #[must_use]
+    pub fn is_long_to_truncate(&self, ino: Ino, length: ByteCount) -> bool {
+        length >= self.settings.scratch_min || self.is_long_to_change(ino, SizeChange::Set(length))
+    }
+
     /// The same of a write of `length` bytes at `offset` of `ino`: it is long when it makes a slot file of it, or somebody else does,
     /// and when it takes room of a slot file that others are about to give back. What finds its room is in the page cache of the disk
     /// at once.
@@ -159,6 +165,12 @@ impl Datapath {
         }
         let slot_file = self.lock().slot_file(ino);
         slot_file.is_some_and(|scratch| scratch.waits_for_room(offset, length))
+    }
+
+    /// Whether what was refused may be had by who waits for it: others have it, and may give it back.
+    #[must_use]
+    pub fn is_worth_waiting(&self, error: &Error) -> bool {
+        matches!(error, Error::ScratchFull(refusal) if self.scratch.may_be_had(refusal))
     }
 
     /// Whether creating `name` in `parent` may wait for a disk: it is to be a slot file, or one stands there that is to be cut.

@@ -94,7 +94,7 @@ impl Datapath {
     /// As [`write`](Self::write).
     pub fn write_now(&self, handle: HandleId, offset: u64, data: &[u8]) -> Result<bool, Error> {
         match self.write_all(handle, offset, data, Wait::NotHere) {
-            Err(Error::ScratchFull(refusal)) if self.scratch.may_be_had(&refusal) => Ok(false),
+            Err(error) if self.is_worth_waiting(&error) => Ok(false),
             outcome => {
                 outcome.inspect_err(|error| self.note_refused_write(handle, error))?;
                 Ok(true)

@@ -5,10 +5,10 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::super::testing::{caller, unprivileged};
+use super::super::testing::{caller, directory, make, unprivileged};
 use super::super::{AttributeChange, Opened};
 use super::*;
-use crate::tier::scratch::testing::slow_to_close;
+use crate::tier::scratch::testing::{slow_to_close, without_a_place};
 
 #[test]
 fn who_sets_times_without_end_keeps_no_file_from_becoming_a_slot_file() {
@@ -97,6 +97,29 @@ fn a_copy_to_disk_whose_time_is_over_waits_for_no_room() {
     assert!(began.elapsed() < Duration::from_secs(20));
     drop(peer);
     datapath.release(opened.handle);
+}
+
+#[test]
+fn truncate_by_name_to_the_size_of_a_slot_file_is_long_though_nobody_has_the_file_open() {
+    let (_place, datapath) = unprivileged();
+    let ino = make(&datapath, Ino::ROOT, "key");
+    let is_long = |length| datapath.is_long_to_truncate(ino, length);
+    assert!(is_long(datapath.settings.scratch_min) && !is_long(ByteCount::mib(32)));
+}
+
+#[test]
+fn who_makes_a_slot_file_where_none_was_expected_is_left_to_who_may_wait_for_its_place() {
+    let (_place, datapath) = unprivileged();
+    let ns = directory(&datapath, b"ns");
+    datapath.set_attribute(ns, b"user.tidefs.scratch", b"true", None).unwrap();
+    let peer = without_a_place(&datapath.scratch);
+    let make = |wait| datapath.make_file_within(&caller(), ns, b"key", 0o600, wait);
+    let began = Instant::now();
+    let refused = make(Wait::NotHere).unwrap_err();
+    assert!(datapath.is_worth_waiting(&refused), "{refused:?}");
+    assert!(began.elapsed() < Duration::from_secs(20));
+    drop(peer);
+    make(Wait::Patiently).unwrap();
 }
 
 /// A slot file that has a page.

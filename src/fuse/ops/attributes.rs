@@ -107,7 +107,10 @@ pub(in crate::fuse) fn setattr(
         });
         return;
     }
-    let is_long_to = |size| datapath.is_long_to_change(ino(number), SizeChange::Set(size));
+    let is_long_to = |size| match change.through {
+        Some(_) => datapath.is_long_to_change(ino(number), SizeChange::Set(size)),
+        None => datapath.is_long_to_truncate(ino(number), size),
+    };
     let is_long = change.size.is_some_and(is_long_to);
     if change.size == Some(ByteCount::ZERO) && !is_shared && !is_long {
         match datapath.setattr(&caller, ino(number), &change) {
@@ -129,7 +132,8 @@ pub(in crate::fuse) fn setattr(
         };
         after_telling(&datapath, news, move || reply_attr(&lifetimes, outcome, "setattr", reply));
     };
-    if is_long {
+    // What is brought back is cut by the thread that waited for it.
+    if is_long && !dispatcher.datapath.must_load(ino(number)) {
         dispatcher.at_leisure("setattr", reply, move |reply| rest(reply, true));
     } else {
         dispatcher.with_object(ino(number), "setattr", reply, rest);

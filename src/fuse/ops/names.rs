@@ -20,6 +20,7 @@ use crate::fuse::overload::Refuse;
 use crate::fuse::session::pin_this_thread;
 use crate::fuse::waiter::{Waiter, Waiting};
 use crate::namespace::{Ino, Name};
+use crate::tier::scratch::Wait;
 
 pub(in crate::fuse) fn lookup(
     dispatcher: &Dispatcher,
@@ -204,12 +205,18 @@ pub(in crate::fuse) fn mknod(
     }
     let (datapath, lifetimes) = (Arc::clone(&dispatcher.datapath), dispatcher.lifetimes);
     let (caller, parent, name) = (caller(request), ino(parent), name.as_bytes().to_vec());
-    let is_long = datapath.is_long_to_create(parent, &name, OpenOptions::default());
-    let rest = move |reply: ReplyEntry| {
-        let made = datapath.make_file(&caller, parent, &name, mode);
+    if !datapath.is_long_to_create(parent, &name, OpenOptions::default()) {
+        match datapath.make_file_within(&caller, parent, &name, mode, Wait::NotHere) {
+            // Files there are to be slot files since a moment ago.
+            Err(error) if datapath.is_worth_waiting(&error) => {}
+            made => return reply_new_entry(&lifetimes, made, "mknod", reply),
+        }
+    }
+    let wait = datapath.slot_file_wait();
+    dispatcher.at_leisure("mknod", reply, move |reply| {
+        let made = datapath.make_file_within(&caller, parent, &name, mode, wait);
         reply_new_entry(&lifetimes, made, "mknod", reply);
-    };
-    if is_long { dispatcher.at_leisure("mknod", reply, rest) } else { rest(reply) }
+    });
 }
 
 /// `mode`: permissions, the umask taken off.

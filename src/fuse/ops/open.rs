@@ -18,7 +18,7 @@ use crate::fuse::attributes::{Lifetimes, file_attr, ino};
 use crate::fuse::control_files::ControlFiles;
 use crate::fuse::fast_files;
 use crate::fuse::kernel::Kernel;
-use crate::fuse::overload::or_refused;
+use crate::fuse::overload::{at_leisure, or_refused};
 use crate::fuse::passthrough;
 use crate::namespace::Ino;
 use crate::tier::scratch::Wait;
@@ -158,15 +158,15 @@ pub(in crate::fuse) fn create(
     }
     let Dispatcher { datapath, kernel, lifetimes, .. } = dispatcher;
     let is_long = datapath.is_long_to_create(ino(parent), name.as_bytes(), options(flags));
-    let wait = if is_long { datapath.slot_file_wait() } else { Wait::Patiently };
+    let wait = datapath.slot_file_wait();
     let wanted =
         Wanted { caller: caller(request), parent: ino(parent), name: name.into(), mode, flags, wait };
     let (datapath, kernel, lifetimes) = (Arc::clone(datapath), Arc::clone(kernel), *lifetimes);
     if is_long {
-        let rest = move |reply| create_or_load(datapath, kernel, lifetimes, wanted, reply);
+        let rest = move |reply| create_or_load(datapath, kernel, lifetimes, wanted, wait, reply);
         dispatcher.at_leisure("create", reply, rest);
     } else {
-        create_or_load(datapath, kernel, lifetimes, wanted, reply);
+        create_or_load(datapath, kernel, lifetimes, wanted, Wait::NotHere, reply);
     }
 }
 
@@ -177,6 +177,7 @@ struct Wanted {
     name: OsString,
     mode: u32,
     flags: i32,
+    /// How long it may wait where it keeps nobody else waiting.
     wait: Wait,
 }
 
@@ -186,16 +187,26 @@ fn create_or_load(
     kernel: Arc<Kernel>,
     lifetimes: Lifetimes,
     wanted: Wanted,
+    wait: Wait,
     reply: ReplyCreate,
 ) {
-    let Err(reply) = create_file(&datapath, &kernel, lifetimes, &wanted, reply) else { return };
+    let reply = match create_file(&datapath, &kernel, lifetimes, &wanted, wait, reply) {
+        Ok(()) => return,
+        Err((Lacks::Bytes, reply)) => reply,
+        Err((Lacks::Room, reply)) => {
+            // Files there are to be slot files since a moment ago.
+            let (waiting, wait) = (Arc::clone(&datapath), wanted.wait);
+            let rest = move |reply| create_or_load(datapath, kernel, lifetimes, wanted, wait, reply);
+            return at_leisure(&waiting, "create", reply, rest);
+        }
+    };
     // Something became known under that name since the kernel looked, and is not in memory.
     let Some(number) = datapath.must_load_child(wanted.parent, wanted.name.as_bytes()) else {
         return reply.error(fail("create", &Error::NoObject));
     };
     let waiting = Arc::clone(&datapath);
     let rest = move |_| {
-        if let Err(reply) = create_file(&datapath, &kernel, lifetimes, &wanted, reply) {
+        if let Err((_, reply)) = create_file(&datapath, &kernel, lifetimes, &wanted, wanted.wait, reply) {
             reply.error(fail("create", &Error::NoObject));
         }
     };
@@ -203,16 +214,25 @@ fn create_or_load(
     waiting.prefetch_successors(number);
 }
 
-/// Makes a file, or opens what stands there. Gives the reply back when that is not in memory.
+/// What a create is to wait for.
+enum Lacks {
+    /// What stands there is not in memory.
+    Bytes,
+    /// A slot file finds no place, and others may give theirs back.
+    Room,
+}
+
+/// Makes a file, or opens what stands there. Gives the reply back when that is to wait.
 fn create_file(
     datapath: &Datapath,
     kernel: &Kernel,
     lifetimes: Lifetimes,
     wanted: &Wanted,
+    wait: Wait,
     reply: ReplyCreate,
-) -> Result<(), ReplyCreate> {
-    let Wanted { caller, parent, name, mode, flags, wait } = wanted;
-    let created = datapath.create_within(caller, *parent, name.as_bytes(), *mode, options(*flags), *wait);
+) -> Result<(), (Lacks, ReplyCreate)> {
+    let Wanted { caller, parent, name, mode, flags, .. } = wanted;
+    let created = datapath.create_within(caller, *parent, name.as_bytes(), *mode, options(*flags), wait);
     let answered = created.and_then(|(stat, opened)| {
         let answer = passthrough::answer(datapath, kernel, &reply, &opened);
         // With an error the kernel gets no inode.
@@ -232,7 +252,10 @@ fn create_file(
                 None => reply.created(&ttl, &attributes, generation, handle, answer.flags),
             }
         }
-        Err(Error::NoObject) => return Err(reply),
+        Err(Error::NoObject) => return Err((Lacks::Bytes, reply)),
+        Err(error) if wait == Wait::NotHere && datapath.is_worth_waiting(&error) => {
+            return Err((Lacks::Room, reply));
+        }
         Err(error) => reply.error(fail("create", &error)),
     }
     Ok(())

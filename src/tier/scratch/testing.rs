@@ -35,6 +35,15 @@ pub(super) fn space(patience: Duration) -> (tempfile::TempDir, Arc<Scratch>) {
     (directory, space)
 }
 
+/// Has `space` hold as many files as it may, of which one is being closed until the other end of the connection is dropped.
+pub(crate) fn without_a_place(space: &Arc<Scratch>) -> TcpStream {
+    let (file, peer) = slow_to_close(space, ByteCount::ZERO);
+    let rest = space.files.max() - space.files.taken();
+    space.files.try_claim(rest).unwrap().settle(0, rest);
+    drop(file);
+    peer
+}
+
 /// A file of `space` that counts for `charged` bytes, and whose last close takes until what stands in the connection is read, or
 /// its other end is dropped: it waits for its peer to take what was sent, as that of a file waits for a disk.
 pub(crate) fn slow_to_close(space: &Arc<Scratch>, charged: ByteCount) -> (ScratchFile, TcpStream) {
