@@ -195,12 +195,9 @@ impl Datapath {
                 let parent = state.slot_of(parent)?;
                 state.directory_id(parent)?;
                 let Some(existing) = state.tree.child(parent, name.as_bytes()) else { return Ok(None) };
-                if state.object(existing).is_some_and(Object::is_overtaken) {
-                    // What took its name has gone since, and it got that back: of both nothing is to stand there.
-                    let mut doomed = [state.discard_writing(existing)];
-                    self.retire_all(&mut doomed);
+                if let Some(overtaken) = self.discard_overtaken(&mut state, existing) {
                     drop(state);
-                    doomed.into_iter().for_each(|doomed| self.bury(doomed));
+                    self.bury(overtaken);
                     return Ok(None);
                 }
                 if options.exclusive {
@@ -268,17 +265,23 @@ impl Datapath {
         let name = Name::new(name)?;
         let mut state = self.lock();
         let parent = state.living_directory(parent)?;
-        if state.tree.child(parent, name.as_bytes()).is_some() {
+        let present = state.tree.child(parent, name.as_bytes());
+        if present.is_some_and(|present| !state.is_overtaken(present)) {
             return Err(Error::Exists);
         }
         state.check_depth(parent, 0)?;
         state.check_path(parent, &name)?;
+        let overtaken = present.and_then(|present| self.discard_overtaken(&mut state, present));
         let (gid, marks) = state.inherited_group(parent, caller.gid);
         let attributes = Attributes::new(mode | marks, caller.uid, gid, self.now_ns());
-        let slot = self.enter_directory(&mut state, parent, name, attributes)?;
-        self.adopt_for_new(&mut state, slot);
-        state.tree.reference(slot);
-        Ok(self.stat_of(&state, slot))
+        let made = self.enter_directory(&mut state, parent, name, attributes).map(|slot| {
+            self.adopt_for_new(&mut state, slot);
+            state.tree.reference(slot);
+            self.stat_of(&state, slot)
+        });
+        drop(state);
+        overtaken.into_iter().for_each(|overtaken| self.bury(overtaken));
+        made
     }
 
     /// Enters a new directory in one that was not removed into the tables and keeps a record of it.

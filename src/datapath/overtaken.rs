@@ -13,9 +13,10 @@
 
 use tidefs_engine::types::ByteCount;
 
+use super::burial::Doomed;
 use super::open_state::OpenState;
 use super::stat::written_ns;
-use super::{Object, Place, State};
+use super::{Datapath, Object, Place, State};
 use crate::namespace::Slot;
 
 /// What a file that is being written is like: one that is like that still was not written meanwhile.
@@ -100,9 +101,15 @@ impl State {
         }
     }
 
+    /// Whether all had closed the file in `slot` when another one was published under its name. When it has that name again, as the
+    /// other one has gone since, nothing is to stand there.
+    pub(super) fn is_overtaken(&self, slot: Slot) -> bool {
+        self.object(slot).is_some_and(Object::is_overtaken)
+    }
+
     /// Whether nothing comes of the version in `slot` as it is: it was overtaken, and nobody has written to it since, or opened it.
     pub(super) fn is_spent(&self, slot: Slot) -> bool {
-        self.object(slot).is_some_and(Object::is_overtaken) && self.is_as_overtaken(slot)
+        self.is_overtaken(slot) && self.is_as_overtaken(slot)
     }
 
     /// Whether another version was published under the name of the one in `slot` after all had closed that, and nobody wrote to it
@@ -111,5 +118,16 @@ impl State {
         let open = self.object(slot).and_then(|object| object.open.as_deref());
         let overtaken_as = open.and_then(|open| open.overtaken_as);
         overtaken_as.is_some() && overtaken_as == self.content_of(slot)
+    }
+}
+
+impl Datapath {
+    /// Takes the name from the file in `slot`, which stands there in vain.
+    pub(super) fn discard_overtaken(&self, state: &mut State, slot: Slot) -> Option<Doomed> {
+        state.is_overtaken(slot).then(|| {
+            let mut doomed = state.discard_writing(slot);
+            self.retire_all(std::slice::from_mut(&mut doomed));
+            doomed
+        })
     }
 }

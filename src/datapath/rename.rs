@@ -157,7 +157,7 @@ impl Datapath {
             if state.tree.directory(target).is_some() {
                 return Err(Error::IsDirectory);
             }
-            if keep_target {
+            if keep_target && !state.is_overtaken(target) {
                 return Err(Error::Exists);
             }
             // The kernel looks at that where it knows that there is something.

@@ -235,3 +235,25 @@ fn who_comes_when_what_took_the_name_of_a_closed_file_was_removed_elsewhere_find
         member.has_published(3);
     }
 }
+
+/// To mkdir(2), and to a rename that replaces nothing.
+#[test]
+fn where_a_closed_file_stands_that_another_one_had_replaced_the_name_is_free() {
+    for makes_directory in [false, true] {
+        let mut member = Member::with_one_told();
+        let (writer, _promise) = member.write(1, TRUNCATE);
+        let second = member.publish(2);
+        member.tell(second);
+        member.withdraw(member.stamp("k"));
+        if makes_directory {
+            member.logic.mkdir(0, "k").expect("mkdir");
+        } else {
+            let other = member.logic.open(0, "other", CREATE).expect("create");
+            member.logic.write(0, other, 0, b"new").expect("write");
+            member.logic.close(0, other);
+            member.logic.rename(0, "other", "k", true).expect("rename");
+        }
+        member.release(writer);
+        assert_eq!(member.logic.stat(2, "k").expect("it is there").is_directory, makes_directory);
+    }
+}
