@@ -53,7 +53,7 @@ pub struct Opened {
     pub is_cacheable: bool,
     /// Its bytes, where the kernel is to move them and does not have them: they may lose their name from now on.
     pub backing: Option<Arc<File>>,
-    /// Whether it was on its way out of memory, and counts in the quotas above it again.
+    /// Whether it was on its way out of memory, and counts in the quotas above it again, or what is begun for its place counts more.
     pub is_readmitted: bool,
 }
 
@@ -222,7 +222,9 @@ impl Datapath {
         slot: Slot,
         options: OpenOptions,
     ) -> Result<Opened, Error> {
-        let is_readmitted = state.readmit(slot);
+        // What is begun for the place of an object counts whole beside that while it is written where it is.
+        let counts_more = options.write && state.is_beside_begun(slot);
+        let is_readmitted = state.readmit(slot) || counts_more;
         let object = state.object(slot).ok_or(Error::IsDirectory)?;
         if object.phase == Phase::Sealed && Self::is_away(&object.place) {
             // It was to be brought back before, and is on its way; or it could not be, or left again: a miss.

@@ -380,15 +380,21 @@ impl Datapath {
                 Some(Phase::Gone) => return Err(Error::Stale),
                 Some(Phase::Writing | Phase::Parked) | None => return Ok(()),
             }
-            match self.unseal(&mut state, caller, slot, options) {
+            let beside_begun = state.is_beside_begun(slot).then(|| state.tree.node(slot).parent);
+            let is_begun = match self.unseal(&mut state, caller, slot, options) {
                 Ok(()) => {
                     self.expect_writer(&mut state, caller, slot);
-                    return Ok(());
+                    true
                 }
                 // It has another inode, which waits for the caller.
-                Err(Error::Stale) if phase_of(&state) == Some(Phase::Gone) => return Ok(()),
-                Err(Error::Stale) => {}
+                Err(Error::Stale) => phase_of(&state) == Some(Phase::Gone),
                 Err(error) => return Err(error),
+            };
+            if is_begun {
+                drop(state);
+                // What a client has begun for its place counts whole from now on.
+                beside_begun.into_iter().for_each(|directory| self.trim_to_quota(directory));
+                return Ok(());
             }
         }
         self.begin_version_if_sealed(caller, ino, options)

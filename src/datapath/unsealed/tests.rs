@@ -2,7 +2,7 @@
 
 use super::super::room::Loss;
 use super::super::testing::{WRITE, begin, caller, directory, make, unprivileged};
-use super::super::{OpenOptions, Session};
+use super::super::{OpenOptions, Patience, Session};
 use super::*;
 use crate::namespace::Ino;
 
@@ -68,6 +68,29 @@ fn what_is_begun_passes_no_quota_when_another_one_takes_the_place_that_it_was_to
         let (_place, datapath, ns, session) = full(names, &["k"]);
         way(&datapath, ns);
         assert_eq!(used(&datapath, ns), ByteCount::mib(8), "way {index}");
+        datapath.end_session(&session);
+        datapath.check_charges();
+    }
+}
+
+#[test]
+fn what_is_begun_passes_no_quota_when_the_object_is_written_where_it_is() {
+    for is_known_to_the_kernel in [true, false] {
+        let names = ["k", "o0", "o1", "o2", "o3", "o4", "o5", "o6"];
+        let (_place, datapath, ns, session) = full(names, &["k"]);
+        let ino = {
+            let state = datapath.lock();
+            state.tree.ino(state.tree.child(state.tree.by_ino(ns).unwrap(), b"k").unwrap())
+        };
+        if !is_known_to_the_kernel {
+            datapath.forget(ino, 1);
+        }
+        let opened = datapath.open(&caller(), ino, WRITE);
+        assert_eq!(opened.is_err(), is_known_to_the_kernel, "{opened:?}");
+        if is_known_to_the_kernel {
+            datapath.lookup(&caller(), ns, b"k", Patience::None).unwrap();
+        }
+        assert_eq!(used(&datapath, ns), ByteCount::mib(8));
         datapath.end_session(&session);
         datapath.check_charges();
     }
