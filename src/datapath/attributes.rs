@@ -59,10 +59,13 @@ impl Datapath {
         change: &AttributeChange,
         wait: Wait,
     ) -> Result<Stat, Error> {
-        if let Some(size) = change.size {
-            self.change_size_within(caller, ino, change.through, SizeChange::Set(size), wait)?;
+        let set = || self.with_room_for(ino, || self.set_attributes(caller, ino, change));
+        match change.size {
+            None => set(),
+            Some(size) => {
+                self.change_size_and(caller, ino, (change.through, SizeChange::Set(size)), wait, set)
+            }
         }
-        self.with_room_for(ino, || self.set_attributes(caller, ino, change))
     }
 
     fn set_attributes(&self, caller: &Caller, ino: Ino, change: &AttributeChange) -> Result<Stat, Error> {

@@ -80,9 +80,21 @@ impl Datapath {
         change: SizeChange,
         wait: Wait,
     ) -> Result<(), Error> {
+        self.change_size_and(caller, ino, (through, change), wait, || Ok(()))
+    }
+
+    /// The same, and does `then` while the file is open, so that it does not leave in between.
+    pub(in crate::datapath) fn change_size_and<T>(
+        &self,
+        caller: &Caller,
+        ino: Ino,
+        (through, change): (Option<HandleId>, SizeChange),
+        wait: Wait,
+        then: impl FnOnce() -> Result<T, Error>,
+    ) -> Result<T, Error> {
         if let Some(slot) = through.and_then(|handle| self.lock().written_through(handle)) {
             // What is refused changes nothing: the file is what its writers made of it.
-            return self.change_open_size(slot, change, wait);
+            return self.change_open_size(slot, change, wait).and_then(|()| then());
         }
         let cut_to = match change {
             SizeChange::Set(length) => Some(length),
@@ -105,7 +117,7 @@ impl Datapath {
         // truncate(2) by name: open, cut, close. The second look-up meets the new version.
         let opened = joined.map_or_else(|| self.open(caller, ino, options), Ok)?;
         let slot = opened.ino.slot();
-        let outcome = self.change_open_size(slot, change, wait);
+        let outcome = self.change_open_size(slot, change, wait).and_then(|()| then());
         if let Err(error) = &outcome
             && !has_joined
             && self.lock().versions_of(slot).0.is_some_and(|current| current != slot)

@@ -1,7 +1,8 @@
 //! A cache whose tier counts its bytes itself: what is changed through the datapath.
 
 use super::*;
-use crate::datapath::testing::{caller, unprivileged};
+use crate::datapath::room::Loss;
+use crate::datapath::testing::{caller, make, unprivileged};
 
 #[test]
 fn what_cutting_punching_and_unlinking_free_is_free_where_the_tier_counts_for_itself() {
@@ -32,4 +33,19 @@ fn what_cutting_punching_and_unlinking_free_is_free_where_the_tier_counts_for_it
     datapath.write(opened.handle, 0, &vec![1; 8 << 20]).unwrap();
     [opened, again].into_iter().for_each(|opened| datapath.release(opened.handle));
     assert_eq!(used(), before, "unlink");
+}
+
+/// As setattr does it: the cache may be full of what cannot leave, and somebody else need room.
+#[test]
+fn what_is_cut_by_name_does_not_leave_before_it_has_its_attributes() {
+    let (_place, datapath) = unprivileged();
+    let ino = make(&datapath, Ino::ROOT, "key");
+    // Nobody is sent to look it up again.
+    datapath.forget(ino, 1);
+    let evict = || datapath.evict(ByteCount::mib(1), Slot::ROOT, Loss::Accepted);
+    let change = SizeChange::Set(ByteCount(5000));
+    let left =
+        datapath.change_size_and(&caller(), ino, (None, change), Wait::Patiently, || Ok(evict())).unwrap();
+    assert_eq!(left, 0);
+    assert_eq!(evict(), 1, "it may leave as soon as that is done");
 }
