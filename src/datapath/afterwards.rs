@@ -23,6 +23,8 @@ pub(super) struct Afterwards {
     pub(super) removed: Vec<(Vec<u8>, Stamp)>,
     /// Inodes whose checksum is to be taken when the machine is idle.
     pub(super) unchecked: Vec<Ino>,
+    /// Objects that a disk is to have soon.
+    pub(super) durable: Vec<Ino>,
 }
 
 impl Afterwards {
@@ -30,7 +32,7 @@ impl Afterwards {
     pub(super) fn extend(&mut self, other: Option<Self>) {
         let Some(other) = other else { return };
         // All of it by name, so that nothing that is added is left out here.
-        let Self { doomed, places, changed, moved_open, untold, removed, unchecked } = other;
+        let Self { doomed, places, changed, moved_open, untold, removed, unchecked, durable } = other;
         self.doomed.extend(doomed);
         self.places.extend(places);
         self.changed.extend(changed);
@@ -38,6 +40,7 @@ impl Afterwards {
         self.untold.extend(untold);
         self.removed.extend(removed);
         self.unchecked.extend(unchecked);
+        self.durable.extend(durable);
     }
 }
 
@@ -62,6 +65,9 @@ impl Datapath {
         }
         for ino in afterwards.unchecked {
             self.check_later(ino);
+        }
+        for ino in afterwards.durable {
+            self.persist_later(ino);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Durable objects: below a directory with `user.tidefs.durability=ssd` a rename, and an fsync(2) of what is sealed, wait
-//! until the object is on a disk.
+//! until the object is on a disk. What a client seals there, as it was begun before that was asked for, goes to one as well, and
+//! nobody waits.
 //!
 //! Limits: a writer's close that was made before its rename arrives within `ANNOUNCED_CLOSE_WAIT`; of an object whose writer
 //! keeps its descriptor nothing is promised. All waits of a request together, for the close and for the disks, are bounded by
@@ -7,11 +8,12 @@
 //! Threads: [`Datapath::persist`] waits, so it runs on load threads.
 
 use std::io;
+use std::sync::Weak;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use super::ssd::directory_key;
-use super::{Datapath, Error, HandleId, Marks, Object, Phase, State};
+use super::{Datapath, Error, HandleId, Marks, Object, Pace, Phase, State};
 use crate::namespace::{Ino, Slot};
 use crate::tier::ssd::SsdTier;
 
@@ -88,6 +90,27 @@ impl Datapath {
             tracing::warn!(ino = ino.0, %error, "an object that was to be durable is in memory only");
         }
         outcome
+    }
+
+    /// The same of an object that has its name whatever becomes of that, which is counted and logged. `pace`: that of its job.
+    pub fn persist_named(&self, ino: Ino, end: Duration, pace: Pace) {
+        match pace {
+            Pace::AtLeisure => drop(self.persist(ino, end)),
+            Pace::AtOnce => {
+                self.telemetry.ssd_durability_failures.increment();
+                tracing::warn!(
+                    ino = ino.0,
+                    "an object that was to be durable is in memory only: too many wait"
+                );
+            }
+        }
+    }
+
+    /// The same, and keeps nobody waiting.
+    pub(super) fn persist_later(&self, ino: Ino) {
+        let Some(datapath) = self.this.get().and_then(Weak::upgrade) else { return };
+        let end = self.end_of_persist();
+        self.leave_durable_job(Box::new(move |pace| datapath.persist_named(ino, end, pace)));
     }
 
     fn try_persist(&self, ino: Ino, end: Duration) -> Result<(), Error> {
@@ -168,7 +191,7 @@ impl State {
     }
 
     /// The sealed object in `slot`, when its policy wants it to be durable.
-    fn must_persist(&self, slot: Slot) -> Option<Ino> {
+    pub(super) fn must_persist(&self, slot: Slot) -> Option<Ino> {
         let object = self.object(slot)?;
         let wants = object.phase == Phase::Sealed && self.effective_policy(slot).record.durable == Some(true);
         wants.then(|| self.tree.ino(slot))
@@ -177,11 +200,39 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use std::iter;
+    use std::sync::Arc;
     use std::time::Instant;
 
-    use super::super::Opened;
-    use super::super::testing::{WRITE, caller, unprivileged};
+    use tidefs_engine::types::ByteCount;
+
+    use super::super::testing::{WRITE, attach_disk, caller, directory, unprivileged};
+    use super::super::{BeginRequest, Credentials, Located, Opened, SealRequest};
     use super::*;
+
+    #[test]
+    fn what_was_begun_before_its_directory_was_to_be_durable_is_on_disk_soon_after_its_seal() {
+        let (_place, mut datapath) = unprivileged();
+        datapath.settings.deadline = Duration::from_secs(60);
+        let (datapath, disk) = (Arc::new(datapath), tempfile::tempdir().unwrap());
+        attach_disk(&datapath, disk.path(), ByteCount::mib(8));
+        let ns = directory(&datapath, b"ns");
+        let session = datapath.begin_session(Credentials::of_request(0, 0, caller().thread), true);
+        let size = ByteCount::mib(1);
+        let request = BeginRequest { name: b"key", size, mode: 0o644 };
+        let reference = datapath.begin(&session, ns, iter::once(request), |begun| {
+            assert!(matches!(begun, Located::Here { .. }), "{begun:?}");
+        });
+        datapath.set_attribute(ns, b"user.tidefs.durability", b"ssd", None).unwrap();
+        let seal = iter::once(SealRequest { reference, length: size });
+        datapath.seal_begun(&session, &caller(), seal, |sealed| assert!(sealed.is_ok(), "{sealed:?}"));
+        datapath.loader.close();
+        datapath.run_loads();
+        let state = datapath.lock();
+        let record = state.ssd_record(state.tree.by_path(b"ns/key").unwrap()).unwrap();
+        assert_eq!(datapath.ssd().unwrap().holds(&record.key), Some(record.version));
+        assert_eq!(datapath.telemetry.ssd_durability_failures.get(), 0);
+    }
 
     /// A sealed object whose writer's close is announced and does not come.
     fn closing(datapath: &Datapath) -> Opened {

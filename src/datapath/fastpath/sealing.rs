@@ -154,6 +154,10 @@ impl Datapath {
         });
         match published {
             Ok(()) => {
+                if self.ssd.get().is_some() {
+                    // Its directory may be one since it was begun in which a disk is to have it.
+                    afterwards.durable.extend(state.must_persist(slot));
+                }
                 if state.has_members() {
                     // Nobody waits until the other members know.
                     afterwards.untold.push(state.tree.ino(slot));

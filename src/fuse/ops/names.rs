@@ -360,23 +360,9 @@ fn rename_here(
         Some(number) => {
             let (waiting, end) = (Arc::clone(datapath), datapath.end_of_persist());
             datapath.leave_durable_job(Box::new(move |pace| {
-                persist(&waiting, (number, end), pace);
+                waiting.persist_named(number, end, pace);
                 after_telling(&waiting, news, move || reply.ok());
             }));
-        }
-    }
-}
-
-/// Has the disk take an object that has its name whatever becomes of that, which is counted and logged.
-fn persist(datapath: &Datapath, (number, end): (Ino, Duration), pace: Pace) {
-    match pace {
-        Pace::AtLeisure => drop(datapath.persist(number, end)),
-        Pace::AtOnce => {
-            datapath.telemetry().ssd_durability_failures.increment();
-            tracing::warn!(
-                ino = number.0,
-                "an object that was to be durable is in memory only: too many wait"
-            );
         }
     }
 }
