@@ -30,6 +30,18 @@ fn an_object_whose_record_is_damaged_is_not_called_sound_and_gets_no_other_check
     assert_eq!(left.as_deref(), Some(&b"damaged"[..]), "who looks into it finds it as it was");
 }
 
+/// As by a mapping that outlives the descriptor.
+#[test]
+fn what_is_stored_after_the_last_close_is_found_when_the_object_is_verified() {
+    let (_place, datapath) = unprivileged();
+    let ino = make(&datapath, Ino::ROOT, "key");
+    let mapped = datapath.backing_file(ino).unwrap();
+    assert!(datapath.checksum(ino).unwrap().is_some());
+    mapped.write_all_at(b"later", 0).unwrap();
+    assert_eq!(datapath.verify_object(ino).unwrap(), Verdict::Corrupt);
+    assert_eq!(datapath.lock().tree.child(Slot::ROOT, b"key"), None, "it is a miss");
+}
+
 #[test]
 fn what_an_earlier_daemon_left_is_counted_until_it_is_checked_or_gone() {
     let (place, datapath) = unprivileged();
