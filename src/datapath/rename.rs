@@ -388,3 +388,6 @@ impl State {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
