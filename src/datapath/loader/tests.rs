@@ -43,7 +43,7 @@ fn what_another_member_wants_to_be_here_is_loaded_for_that_alone_unless_a_progra
         needs.into_iter().for_each(|need| leave(number, need));
     }
     let mut lines = loader.lines.lock();
-    for purpose in [Purpose::Keeping, Purpose::Reading, Purpose::Reading, Purpose::Reading] {
+    for purpose in [Purpose::Keeping, Purpose::Reading, Purpose::Ahead, Purpose::Reading] {
         let next = lines.next().unwrap();
         assert_eq!(lines.known(&next).unwrap().1.get(), purpose);
     }
