@@ -48,11 +48,6 @@ pub enum Patience {
     All,
 }
 
-/// Whether everybody sees what is written under a name, so that it can be waited for.
-pub(super) fn is_lock_file(name: &Name) -> bool {
-    name.as_bytes().ends_with(b".lock")
-}
-
 enum Visible {
     Yes(Slot),
     No,
@@ -70,7 +65,7 @@ impl State {
     /// states); who comes to one that is used again is to meet the inode that its holder has locked.
     pub(super) fn is_shown_while_written(&self, slot: Slot) -> bool {
         let Some(object) = self.object(slot).filter(|object| !object.is_overtaken()) else { return false };
-        object.marks.has(Marks::SHOWN) || is_lock_file(&self.name_sought(slot))
+        object.marks.has(Marks::SHOWN) || self.name_sought(slot).as_bytes().ends_with(b".lock")
     }
 
     /// The version that is being written over the file in `slot`, if everybody sees that one.
@@ -244,7 +239,7 @@ impl Datapath {
         }
         state.tree.reference(slot);
         let stat = self.stat_of(&state, slot);
-        self.note_found(&mut state, caller, (directory_ino, &name), stat.ino);
+        self.note_found(&mut state, caller, &name, stat.ino);
         Ok(Lookup::Found { stat, cacheable: state.is_cacheable(slot) })
     }
 

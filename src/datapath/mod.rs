@@ -13,7 +13,6 @@
 //! - The kernel is told after the tables changed, never before, and never under the lock.
 
 mod afterwards;
-mod anew;
 mod attributes;
 mod backing;
 mod below;

@@ -89,7 +89,7 @@ impl Datapath {
             Ok(()) | Err(Error::Stale) => {}
             Err(error) => return Err(error),
         }
-        let (mut was_resent, mut was_told_stale, mut sent_to, mut place) = (false, false, None, None);
+        let (mut was_resent, mut was_told_stale, mut sent_to) = (false, false, None);
         let outcome = {
             let mut state = self.lock();
             let slot = state.slot_of(ino).ok();
@@ -97,7 +97,6 @@ impl Datapath {
                 let is_same = self.is_resent(&state, &resent, slot);
                 was_resent = is_same && resent.is_for(options);
                 was_told_stale = is_same && slot.is_some_and(|slot| state.is_there(slot));
-                place = if is_same && options.write { resent.place_of(ino) } else { None };
                 let (name, refused) = resent.outcome();
                 let refused = refused.filter(|_| was_resent);
                 sent_to = name.filter(|_| refused.is_none());
@@ -109,15 +108,12 @@ impl Datapath {
                 (None, Some(slot)) => self.open_or_send(&mut state, caller, slot, options, was_resent),
             }
         };
-        let or_anew = |in_place: Result<Opened, Error>| match (in_place, place) {
-            (Err(Error::Stale), Some(place)) => self.open_anew(caller, ino, &place, options),
-            (in_place, _) => in_place,
-        };
         match outcome {
             Err(Error::Stale) if was_resent && options.write => {
                 // What it was sent for may have been an open that its program was told the end of: then this is the first one of
                 // another, which is sent.
-                or_anew(self.open_in_place(caller, ino, options)).inspect_err(|error| {
+                let in_place = self.open_in_place(caller, ino, options);
+                in_place.inspect_err(|error| {
                     if matches!(error, Error::Stale) {
                         self.note_resent_or_failed(caller, ino, options);
                     }
@@ -133,8 +129,8 @@ impl Datapath {
                 // Who was told so of its attributes may be in the same open(2), which is sent only once. What somebody uses
                 // is not changed in place: then its program sees ESTALE.
                 let in_place =
-                    if was_told_stale { self.open_in_place(caller, ino, options) } else { Err(Error::Stale) };
-                or_anew(in_place).map_err(|_| {
+                    was_told_stale.then(|| self.open_in_place(caller, ino, options).ok()).flatten();
+                in_place.ok_or_else(|| {
                     self.note_resent(caller, ino, options);
                     Error::Stale
                 })

@@ -67,19 +67,10 @@ pub(super) struct Resent {
     /// Whether its program may have been told that this open has failed: then only the kernel comes back for it, at once, and nothing
     /// is begun for it by a mere look-up.
     may_have_failed: bool,
-    /// What it found when it looked the name up again.
-    found: Option<Found>,
+    /// What it found when it looked the name up again, and when.
+    found: Option<(Ino, Duration)>,
     /// Whether it found nothing instead.
     nothing: Nothing,
-}
-
-/// What a look-up found.
-#[derive(Clone, Copy, Debug)]
-struct Found {
-    ino: Ino,
-    /// In which directory.
-    directory: Ino,
-    at: Duration,
 }
 
 /// What became of a look-up that found nothing.
@@ -118,21 +109,8 @@ impl Resent {
         match self.nothing {
             Nothing::NotYet => false,
             Nothing::Found { at, .. } => now.saturating_sub(at) > LOOKS_AGAIN,
-            Nothing::LooksAgain { .. } => {
-                self.found.is_some_and(|found| now.saturating_sub(found.at) > FOUND)
-            }
+            Nothing::LooksAgain { .. } => self.found.is_some_and(|(_, at)| now.saturating_sub(at) > FOUND),
         }
-    }
-
-    /// Whether it found `ino` when it looked the name up again.
-    fn has_found(&self, ino: Ino) -> bool {
-        self.found.is_some_and(|found| found.ino == ino)
-    }
-
-    /// The directory in which it found `ino`, and the name.
-    pub(super) fn place_of(&self, ino: Ino) -> Option<(Ino, Name)> {
-        let found = self.found.filter(|found| found.ino == ino)?;
-        Some((found.directory, self.name.clone()?))
     }
 
     /// The name, and why no version could be begun under it.
@@ -207,20 +185,9 @@ impl Datapath {
         Error::Stale
     }
 
-    /// Whether the caller comes to write the file in `slot` anew, as it was sent to look that up again and has found it: its open
-    /// does, whatever became of the file.
-    pub(super) fn comes_to_rewrite(&self, state: &State, caller: &Caller, slot: Slot) -> bool {
-        let name = state.name_sought(slot);
-        let comes = |resent: &Resent| {
-            let rewrites = resent.options.write && resent.options.truncate;
-            rewrites && self.has_just_found(resent, state.tree.ino(slot))
-        };
-        state.resent.peek(&SentCaller::of(caller, Some(&name))).is_some_and(comes)
-    }
-
     fn has_just_found(&self, resent: &Resent, ino: Ino) -> bool {
-        let is_new = |found: &Found| self.clock.monotonic().saturating_sub(found.at) < FOUND;
-        resent.has_found(ino) && resent.found.as_ref().is_some_and(is_new)
+        let age = |at: Duration| self.clock.monotonic().saturating_sub(at);
+        resent.found.is_some_and(|(found, at)| found == ino && age(at) < FOUND)
     }
 
     /// Whether the open of `slot` (`None`: of an inode that is gone) is the second one of a thread that was sent.
@@ -234,31 +201,22 @@ impl Datapath {
             Some(slot) if state.is_there(slot) => {
                 since < RESENT && resent.name == Some(state.name_sought(slot))
             }
-            // It could not be brought back. A name that was replaced meanwhile is found by looking it up again, once; what never
-            // got it is known by that.
+            // It could not be brought back. A name that was replaced meanwhile is found by looking it up again, once.
             Some(slot) => {
                 let is_same = |name: &Name| *name == state.name_sought(slot);
-                let is_it =
-                    resent.has_found(state.tree.ino(slot)) || resent.name.as_ref().is_none_or(is_same);
-                since < RESENT_LATE && is_it
+                since < RESENT_LATE && resent.name.as_ref().is_none_or(is_same)
             }
             None => since < RESENT_LATE,
         }
     }
 
-    /// A thread found `ino` under `name` in `directory`, which it may have been sent to look up again.
-    pub(super) fn note_found(
-        &self,
-        state: &mut State,
-        caller: &Caller,
-        (directory, name): (Ino, &Name),
-        ino: Ino,
-    ) {
-        let at = self.clock.monotonic();
+    /// A thread found `ino` under `name`, which it may have been sent to look up again.
+    pub(super) fn note_found(&self, state: &mut State, caller: &Caller, name: &Name, ino: Ino) {
+        let now = self.clock.monotonic();
         if let Some(resent) = state.resent.peek_mut(&SentCaller::of(caller, Some(name)))
             && resent.name.as_ref() == Some(name)
         {
-            resent.found = Some(Found { ino, directory, at });
+            resent.found = Some((ino, now));
         }
     }
 

@@ -184,9 +184,7 @@ impl Datapath {
             };
             object.phase == Phase::Writing && object.open.as_deref().is_some_and(is_left)
         });
-        let is_stale =
-            is_gone || is_doomed || (!is_open && self.meets_next_version(&mut state, caller, slot));
-        if is_stale && !self.comes_to_rewrite(&state, caller, slot) {
+        if is_gone || is_doomed || (!is_open && self.meets_next_version(&mut state, caller, slot)) {
             return Err(self.stale_attributes(&mut state, caller, slot));
         }
         Ok(self.stat_of(&state, slot))

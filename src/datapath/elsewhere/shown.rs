@@ -98,7 +98,7 @@ impl State {
     }
 
     /// The hidden file in `next` takes the place of the object in `slot` when it is sealed.
-    pub(in crate::datapath) fn supersede(&mut self, slot: Slot, next: Slot, place: (Slot, Name)) {
+    fn supersede(&mut self, slot: Slot, next: Slot, place: (Slot, Name)) {
         if let Some(object) = self.object_mut(slot) {
             object.open_mut().next_version = Some(next);
         }
