@@ -19,16 +19,18 @@ use tidefs_engine::types::ByteCount;
 use super::Shared;
 use super::device::Device;
 use super::format::RecordHash;
-use super::index::Place;
+use super::index::{Place, ZoneId};
 use super::memory::{Buffer, Memory};
 use super::naming::Standing;
 use super::queue::{Append, Job, Origin};
 use super::reasons::DroppedFor;
 
 impl Shared {
-    /// Whether a place lies beyond the capacity of its disk.
+    /// Whether a place lies beyond the capacity of its disk. What is on the move stands nowhere, so not there either.
     pub(super) fn is_surplus(&self, place: Place) -> bool {
-        self.devices.of(place).is_some_and(|device| device.is_surplus(place.zone.zone()))
+        let is_on_the_move = place.zone == ZoneId::on_the_move(place.zone.device());
+        let is_beyond = |device: Arc<Device>| device.is_surplus(place.zone.zone());
+        !is_on_the_move && self.devices.of(place).is_some_and(is_beyond)
     }
 
     /// Gives up all zones beyond the capacities of their disks. `crossed`: keys of which a record stands there and another
@@ -205,5 +207,30 @@ mod tests {
             }
             assert_eq!(tier.holds(DIRECTORY), Some(Version(20)));
         }
+    }
+
+    /// As when its policy was set after it was made.
+    #[test]
+    fn the_later_of_two_records_of_a_directory_outlives_a_smaller_capacity() {
+        let disk = written(false);
+        let (tier, _) = running(std::slice::from_ref(&disk), &config(1, 20));
+        assert_eq!(store(&tier, DIRECTORY, 21, 0), Stored::Yes);
+        drop(tier);
+        let tier = tier_on(std::slice::from_ref(&disk), &config(1, 12));
+        let Indexed { early, mut unnamed, .. } = tier.index(&|key| key == DIRECTORY);
+        assert!(early.len() == 1 && tier.own(&early[0], 7), "{early:?}");
+        tier.start(Arc::new(Told::default())).unwrap();
+        while tier.next_unnamed(&mut unnamed).is_some() {}
+        let end = Instant::now() + LIMIT;
+        let place = || tier.shared.index.get(&tier.shared.hash(DIRECTORY)).map(|found| found.place);
+        while !place().is_some_and(|place| place.zone.zone() < 12) {
+            assert!(place().is_some() && Instant::now() < end, "it is given up");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(tier.flush(LIMIT));
+        drop(tier);
+        let tier = tier_on(&[disk], &config(1, 12));
+        recover(&tier);
+        assert_eq!(tier.holds(DIRECTORY), Some(Version(21)));
     }
 }
