@@ -3,11 +3,16 @@
 //! Invariants
 //! - What is given up leaves the index first; its owner hears of it after that, and without a lock of the tier.
 
+use hashbrown::HashSet;
+
 use super::Shared;
 use super::format::RecordHash;
 use super::index::{Located, Place, ZoneId};
 use super::naming::NOBODY;
 use super::reasons::DroppedFor;
+
+/// For so many zones all of the index is looked at once, and what stands in them is in memory beside it meanwhile.
+const ZONES_AT_ONCE: usize = 64;
 
 impl Shared {
     /// Takes a record out of the index and tells its owner; what stands on disk goes with its zone.
@@ -53,6 +58,16 @@ impl Shared {
         self.return_from(zone);
         self.homes.forget_in(|home| home == zone);
         self.end_dropped(self.index.remove_zone(zone), reason);
+    }
+
+    /// The same of as many zones as there are.
+    pub(super) fn drop_zones(&self, zones: &[ZoneId], reason: DroppedFor) {
+        for some in zones.chunks(ZONES_AT_ONCE) {
+            some.iter().for_each(|zone| self.return_from(*zone));
+            let some: HashSet<ZoneId> = some.iter().copied().collect();
+            self.homes.forget_in(|home| some.contains(&home));
+            self.end_dropped(self.index.remove_zones(&some), reason);
+        }
     }
 
     /// Takes everything out that stands on a disk.

@@ -167,7 +167,11 @@ impl Writer {
     /// Gives up a zone with what is known to stand in it.
     pub(super) fn give_up(&mut self, zone: u32, entries: &[FooterEntry]) {
         self.device.give_up(zone);
-        self.shared.drop_zone(self.device.zone_id(zone), DroppedFor::Error);
+        // All of the index is looked at for it. What lies beyond the capacity, many zones perhaps, the start has taken out, and no
+        // record comes there since.
+        if !self.device.is_surplus(zone) {
+            self.shared.drop_zone(self.device.zone_id(zone), DroppedFor::Error);
+        }
         let removals = self.shared.needed_tombstones(&self.device, zone, entries);
         self.shared.intend(self.device.number, &removals);
         self.given_up.zones.push((zone, removals));

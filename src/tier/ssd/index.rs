@@ -5,8 +5,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use hashbrown::HashTable;
 use hashbrown::hash_table::Entry as TableEntry;
+use hashbrown::{HashSet, HashTable};
 use parking_lot::Mutex;
 use tidefs_engine::types::Version;
 
@@ -247,6 +247,23 @@ impl Index {
         self.remove_all(|entry| entry.zone == zone)
     }
 
+    /// The same of some zones. All entries are looked at, however many zones there are.
+    pub(super) fn remove_zones(&self, zones: &HashSet<ZoneId>) -> Vec<(RecordHash, Located)> {
+        self.remove_all(|entry| zones.contains(&entry.zone))
+    }
+
+    /// The same, of which nobody wants to know what that was.
+    pub(super) fn forget_zones(&self, zones: &HashSet<ZoneId>) {
+        if zones.is_empty() {
+            return;
+        }
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            let taken = shard.extract_if(|entry| zones.contains(&entry.zone));
+            taken.for_each(|entry| self.count_out(&entry.located()));
+        }
+    }
+
     /// Takes out everything that stands on a device, or on its way from there.
     pub(super) fn remove_device(&self, device: u8) -> Vec<(RecordHash, Located)> {
         self.remove_all(|entry| entry.zone.device() == device)
@@ -367,6 +384,14 @@ mod tests {
         );
         assert_eq!(index.remove_zone(ZoneId::new(3, 2)).len(), 25);
         assert_eq!(index.len(), 75);
+        let zones = |numbers: &[u32]| -> HashSet<ZoneId> {
+            numbers.iter().map(|&number| ZoneId::new(3, number)).collect()
+        };
+        assert_eq!(index.remove_zones(&zones(&[1, 2, 7])).len(), 25);
+        index.forget_zones(&zones(&[]));
+        assert_eq!((index.len(), index.blocks()), (50, 50 * 5));
+        index.forget_zones(&zones(&[3, 0]));
+        assert_eq!((index.len(), index.blocks()), (0, 0));
         assert_eq!(ZoneId::new(3, 2).device(), 3);
         assert_eq!(ZoneId::new(3, 2).zone(), 2);
     }

@@ -16,10 +16,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use hashbrown::HashSet;
+
 use super::Shared;
 use super::device::Device;
 use super::format::FooterEntry;
 use super::identity::START_LIMIT;
+use super::index::ZoneId;
 use super::load::says_that_it_is_damaged;
 use super::naming::Standing;
 use super::recover::Known;
@@ -68,6 +71,7 @@ impl Shared {
     /// Leaves zones to the next start, and with them those that they may have removed something from. Records without data
     /// of `early` are written again, where it is known that nothing removed them.
     pub(super) fn leave_late(&self, late: &[LateZone], early: &mut [Standing]) {
+        let mut left = HashSet::new();
         for LateZone { device, zone, .. } in late.iter().filter(|late| !late.is_salvaged) {
             let sequence = device.zone(*zone).map_or(0, |zone| zone.sequence);
             let is_before = |zone: &Zone| zone.is_in_use() && (sequence == 0 || zone.sequence < sequence);
@@ -80,17 +84,17 @@ impl Shared {
                 zones = before.len(),
                 "what a zone removed cannot be read: those that are older are not used until the next start"
             );
-            before.into_iter().chain([*zone]).for_each(|number| self.leave(device, number));
+            for number in before.into_iter().chain([*zone]) {
+                if left.insert(device.zone_id(number)) {
+                    device.give_up(number);
+                }
+            }
         }
-        for LateZone { device, zone, .. } in late {
-            self.move_out(early, |place| place.zone == device.zone_id(*zone));
-            self.leave(device, *zone);
-        }
-    }
-
-    /// Nothing of a zone is served or written in this life. Its records are not dropped: the next start finds them.
-    fn leave(&self, device: &Device, number: u32) {
-        device.give_up(number);
-        self.index.remove_zone(device.zone_id(number));
+        // All of the index is looked at, so once for all: those of a disk that hangs are many.
+        self.index.forget_zones(&left);
+        let late_ids: HashSet<ZoneId> = late.iter().map(|late| late.device.zone_id(late.zone)).collect();
+        self.move_out(early, |place| late_ids.contains(&place.zone));
+        late.iter().for_each(|late| _ = late.device.give_up(late.zone));
+        self.index.forget_zones(&late_ids);
     }
 }

@@ -57,10 +57,9 @@ impl Shared {
                     "the capacity is smaller than before: what lies beyond it is given up"
                 );
             }
-            for zone in zones {
-                self.drop_zone(device.zone_id(zone), DroppedFor::Capacity);
-                device.queue.push(Job::GiveUp(zone));
-            }
+            let numbers: Vec<ZoneId> = zones.iter().map(|zone| device.zone_id(*zone)).collect();
+            self.drop_zones(&numbers, DroppedFor::Capacity);
+            zones.into_iter().for_each(|zone| _ = device.queue.push(Job::GiveUp(zone)));
         }
     }
 
