@@ -112,7 +112,7 @@ impl Shared {
     }
 
     /// Empties a zone that holds `entries`, and frees it or gives it up. Returns false when it stays for now.
-    fn take_back(&self, device: &Arc<Device>, number: u32, entries: &[FooterEntry]) -> bool {
+    pub(super) fn take_back(&self, device: &Arc<Device>, number: u32, entries: &[FooterEntry]) -> bool {
         let removals = self.needed_tombstones(device, number, entries);
         let records = self.records_that_stay(device, number, entries);
         // With no place for them, records are written again from memory, like others.
@@ -143,8 +143,14 @@ impl Shared {
             return false;
         }
         // What stands elsewhere now is durable before it is gone here: one flush for a zone.
-        let flushed = if has_moved { flush(&*device.disk, self.limit) } else { Ok(()) };
-        match flushed.and_then(|()| self.free_zone(device, number, &stood, DroppedFor::Room)) {
+        if has_moved && let Err(error) = flush(&*device.disk, self.limit) {
+            // That is an error of the disk, or a pause of it, and none of the zone, of which nothing is void yet.
+            device.count_write_error(&error);
+            device.keep_zone(number);
+            self.note_that_it_stays(&stood);
+            return false;
+        }
+        match self.free_zone(device, number, &stood, DroppedFor::Room) {
             Ok(()) => {
                 self.counters.reclaimed_zones.fetch_add(1, Ordering::Relaxed);
             }

@@ -121,6 +121,31 @@ fn what_the_disk_fails_to_write_again_stays_where_it_is() {
 }
 
 #[test]
+fn a_zone_stays_in_use_when_what_was_written_again_could_not_be_flushed() {
+    let disk = MemoryDisk::new();
+    let (tier, _) = running(std::slice::from_ref(&disk), &config(1, 12));
+    assert_eq!(store_put(&tier, Put { uses: 1, ..put_of(b"used", 1, LENGTH) }), Ok(Stored::Yes));
+    let zone_of = |key: &[u8]| tier.shared.index.get(&tier.shared.hash(key)).unwrap().place.zone.zone();
+    for number in 0.. {
+        assert_eq!(store(&tier, &key(number), 1, LENGTH), Stored::Yes);
+        if zone_of(&key(number)) > 0 {
+            break;
+        }
+    }
+    let device = Arc::clone(&tier.shared.devices.all()[0]);
+    let entries = tier.shared.entries_in(&device, 0).unwrap();
+    disk.fails_flushes.store(true, Ordering::Relaxed);
+    assert!(!tier.shared.take_back(&device, 0, &entries));
+    disk.fails_flushes.store(false, Ordering::Relaxed);
+    let status = || tier.status().devices.remove(0);
+    assert_eq!((status().write_errors, status().quarantined_zones), (1, 0));
+    assert!(is_right(&tier, b"used", 1, LENGTH) && tier.holds(&key(0)).is_some());
+    assert!(tier.shared.take_back(&device, 0, &entries));
+    assert!(is_right(&tier, b"used", 1, LENGTH) && tier.holds(&key(0)).is_none());
+    assert_eq!(status().quarantined_zones, 0);
+}
+
+#[test]
 fn a_zone_that_is_read_for_long_is_passed_over_and_stays() {
     let (tier, _) = running(&[MemoryDisk::new()], &config(1, 12));
     assert_eq!(store(&tier, b"first", 1, LENGTH), Stored::Yes);
