@@ -38,18 +38,30 @@ fn watch_interval(spare: ByteCount, writers: u64) -> Duration {
     filled_in(WRITE_RATE_MAX).max(by_few.min(WATCH_INTERVAL_FEW)).clamp(WATCH_INTERVAL, WATCH_INTERVAL_MAX)
 }
 
+/// Whether a writer wakes the keeper that comes at `now_ms`, when the last one before it came at `last_ms`.
+fn wakes_keeper(now_ms: u64, last_ms: u64) -> bool {
+    now_ms.saturating_sub(last_ms) > KEEPER_SLEEPS_AFTER_MS
+}
+
+/// Whether the keeper goes on watching at `now_ms`, when it last saw a writer at `seen_ms` and the last one came at `opened_ms`: most
+/// write for less time than passes between two looks.
+fn goes_on_watching(now_ms: u64, seen_ms: u64, opened_ms: u64) -> bool {
+    now_ms.saturating_sub(seen_ms.max(opened_ms)) <= WATCHED_AFTER_MS
+}
+
 impl Datapath {
     /// Passthrough handles that may write and are open.
     pub(super) fn count_passthrough_writer(&self, opened: bool) {
         if opened {
             let others = self.passthrough_writers.fetch_add(1, Ordering::Relaxed);
+            let now_ms = self.now_ms();
             if others == 0
-                && self.last_writer_ms.load(Ordering::Relaxed) + KEEPER_SLEEPS_AFTER_MS < self.now_ms()
+                && wakes_keeper(now_ms, self.last_writer_ms.load(Ordering::Relaxed))
                 && let Some(keeper) = self.keeper.get()
             {
                 keeper.unpark();
             }
-            self.last_writer_ms.store(self.now_ms(), Ordering::Relaxed);
+            self.last_writer_ms.store(now_ms, Ordering::Relaxed);
         } else {
             self.passthrough_writers.fetch_sub(1, Ordering::Relaxed);
         }
@@ -67,7 +79,7 @@ impl Datapath {
             let mut writers = self.passthrough_writers.load(Ordering::Relaxed);
             if writers > 0 {
                 last_writer = now_ms;
-            } else if now_ms.saturating_sub(last_writer) > WATCHED_AFTER_MS {
+            } else if !goes_on_watching(now_ms, last_writer, self.last_writer_ms.load(Ordering::Relaxed)) {
                 std::thread::park_timeout(IDLE_INTERVAL);
                 if self.passthrough_writers.load(Ordering::Relaxed) > 0 {
                     last_writer = self.now_ms();
@@ -137,6 +149,16 @@ impl Datapath {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_writer_that_does_not_wake_the_keeper_comes_while_it_watches_though_it_saw_none_before() {
+        let opened_ms = 60_000;
+        for passed_ms in 0..=2 * WATCHED_AFTER_MS {
+            let now_ms = opened_ms + passed_ms;
+            assert!(wakes_keeper(now_ms, opened_ms) || goes_on_watching(now_ms, 0, opened_ms), "{passed_ms}");
+        }
+        assert!(!goes_on_watching(opened_ms + 2 * WATCHED_AFTER_MS, 0, opened_ms));
+    }
 
     #[test]
     fn the_keeper_looks_again_before_writers_can_fill_what_is_free() {
