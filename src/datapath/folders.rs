@@ -15,7 +15,7 @@ use super::domains::DomainId;
 use super::guess::{ExpectedSize, SizeGuess};
 use super::{Error, Object, State};
 use crate::cluster::PATH_MAX;
-use crate::namespace::{NAME_LENGTH_MAX, Name, Slot, Tree};
+use crate::namespace::{Cookie, NAME_LENGTH_MAX, Name, Slot, Tree};
 use crate::tier::memory::PolicyRecord;
 
 /// Levels of directories below the root at most. A path of 4096 bytes, the longest that the kernel takes, names fewer; and
@@ -286,11 +286,23 @@ impl State {
         let mut found = vec![top];
         let mut next = 0;
         while let Some(&slot) = found.get(next) {
-            found.extend(
-                self.tree.entries_after(slot, crate::namespace::Cookie::START).map(|(_, child, _)| child),
-            );
+            found.extend(self.tree.entries_after(slot, Cookie::START).map(|(_, child, _)| child));
             next += 1;
         }
+        found
+    }
+
+    /// The top-level directories in the order of a listing, by the shorter way: beside a few of them there may be millions of files at
+    /// the top of the mount, or below them millions of directories.
+    pub(super) fn namespaces(&self) -> Vec<Slot> {
+        let at_top = self.tree.directory(Slot::ROOT).map_or(0, |root| root.children.len());
+        if at_top <= self.folders.by_slot.len() {
+            let entries = self.tree.entries_after(Slot::ROOT, Cookie::START).map(|(_, slot, _)| slot);
+            return entries.filter(|&slot| self.folders.get(slot).is_some()).collect();
+        }
+        let is_at_top = |slot: &Slot| self.tree.get(*slot).is_some_and(|node| node.parent == Slot::ROOT);
+        let mut found: Vec<Slot> = self.folders.by_slot.keys().copied().filter(is_at_top).collect();
+        found.sort_by_cached_key(|&slot| Cookie::shared(self.tree.name(slot).as_bytes()));
         found
     }
 

@@ -170,25 +170,22 @@ impl Datapath {
         let waiting = self.pooled().saturating_add(self.blank_bytes());
         let mut state = self.lock();
         self.count_misses(&mut state);
-        let namespaces = state
-            .tree
-            .entries_after(Slot::ROOT, crate::namespace::Cookie::START)
-            .filter_map(|(_, slot, _)| {
-                let folder = state.folders.get(slot)?;
-                Some(NamespaceFacts {
-                    name: state.tree.name(slot).as_bytes().to_vec(),
-                    bytes: folder.bytes,
-                    unsealed_bytes: folder.unsealed,
-                    objects: folder.objects,
-                    quota: folder.policy.quota,
-                    floor: folder.policy.floor,
-                    policy: state.domains.get(folder.domain).order.name(),
-                    hits: folder.hits,
-                    misses: folder.misses,
-                    evicted: folder.evicted,
-                })
+        let facts = |slot: Slot| {
+            let folder = state.folders.get(slot)?;
+            Some(NamespaceFacts {
+                name: state.tree.name(slot).as_bytes().to_vec(),
+                bytes: folder.bytes,
+                unsealed_bytes: folder.unsealed,
+                objects: folder.objects,
+                quota: folder.policy.quota,
+                floor: folder.policy.floor,
+                policy: state.domains.get(folder.domain).order.name(),
+                hits: folder.hits,
+                misses: folder.misses,
+                evicted: folder.evicted,
             })
-            .collect();
+        };
+        let namespaces = state.namespaces().into_iter().filter_map(facts).collect();
         Ok(Overview {
             usage,
             waiting,
@@ -320,5 +317,27 @@ impl Datapath {
     pub fn path_of_ino(&self, ino: Ino) -> Option<Vec<u8>> {
         let state = self.lock();
         state.tree.by_ino(ino).map(|slot| state.tree.path(slot))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{caller, directory, unprivileged};
+    use super::*;
+
+    #[test]
+    fn namespaces_are_told_in_one_order_however_many_files_stand_beside_them() {
+        let (_place, datapath) = unprivileged();
+        let tops = [&b"a"[..], b"b", b"c", b"d", b"e"].map(|name| directory(&datapath, name));
+        datapath.make_directory(&caller(), tops[0], b"below", 0o755).unwrap();
+        let told = || -> Vec<Vec<u8>> {
+            datapath.overview().unwrap().namespaces.into_iter().map(|one| one.name).collect()
+        };
+        let beside_none = told();
+        assert_eq!(beside_none.len(), tops.len());
+        for number in 0..20 {
+            datapath.make_file(&caller(), Ino::ROOT, format!("file-{number}").as_bytes(), 0o644).unwrap();
+        }
+        assert_eq!(told(), beside_none);
     }
 }
