@@ -75,16 +75,19 @@ impl Datapath {
     pub fn fall_back_to_direct(&self, handle: HandleId) -> Result<(), Error> {
         self.telemetry.passthrough_failures.increment();
         let mut state = self.lock();
-        let Some(open) = state.handles.get_mut(&handle) else { return Err(Error::BadHandle) };
-        let (slot, options) = (open.slot, open.options);
-        if open.path != IoPath::Passthrough {
+        let Some(known) = state.handles.get(&handle) else { return Err(Error::BadHandle) };
+        let (slot, options, path) = (known.slot, known.options, known.path);
+        if path != IoPath::Passthrough {
             return Ok(());
         }
-        open.path = IoPath::Direct;
+        // Before anything is counted: where it fails the handle is released as what it was.
+        self.open_backing(&mut state, slot)?;
+        if let Some(known) = state.handles.get_mut(&handle) {
+            known.path = IoPath::Direct;
+        }
         if options.write {
             self.count_passthrough_writer(false);
         }
-        self.open_backing(&mut state, slot)?;
         let Some(open) = state.object_mut(slot).map(Object::open_mut) else { return Err(Error::BadHandle) };
         open.passthrough -= 1;
         open.direct_mappable += u32::from(options.read);
@@ -96,5 +99,33 @@ impl Datapath {
             return Err(Error::Io { operation: "open without passthrough", source });
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::super::OpenOptions;
+    use super::super::testing::{caller, make, unprivileged};
+    use super::*;
+
+    #[test]
+    fn a_handle_that_neither_the_kernel_nor_the_daemon_can_serve_leaves_the_counts_of_others_as_they_are() {
+        let (_place, datapath) = unprivileged();
+        let ino = make(&datapath, Ino::ROOT, "key");
+        datapath.passthrough.store(true, Ordering::Relaxed);
+        let options = OpenOptions { read: true, ..OpenOptions::default() };
+        let [failing, other] = [(); 2].map(|()| datapath.open(&caller(), ino, options).unwrap());
+        assert_eq!((failing.path, other.path), (IoPath::Passthrough, IoPath::Passthrough));
+        datapath.unlink(&caller(), Ino::ROOT, b"key").unwrap();
+        assert!(matches!(datapath.fall_back_to_direct(failing.handle), Err(Error::Stale)));
+        datapath.release(failing.handle);
+        {
+            let state = datapath.lock();
+            let open = state.object(ino.slot()).and_then(|object| object.open.as_deref()).unwrap();
+            assert_eq!((open.readers, open.passthrough, open.direct_mappable), (1, 1, 0));
+        }
+        datapath.release(other.handle);
     }
 }
