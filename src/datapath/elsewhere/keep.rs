@@ -6,6 +6,7 @@ use tidefs_engine::types::{ByteCount, MemberId};
 use tokio::runtime::Handle;
 
 use super::super::{Datapath, Need, Object, Phase, Place, State};
+use super::member::SCANNED_MAX;
 use super::stamp_of;
 use crate::cluster::shards::KeyId;
 use crate::cluster::{Copy, Facts, Holding, Medium, REPLICAS_MAX, Stamp, Unkept, Wish, is_told_of};
@@ -71,20 +72,30 @@ impl Datapath {
         state.holding(slot).filter(|holding| is_told_of(&holding.path) && !is_temporary())
     }
 
-    /// Everything that other members may not have, the hottest first, and its bytes.
+    /// Everything that other members may not have, the hottest first, and its bytes. Callers are served in between.
     pub(super) fn hottest(&self) -> (Vec<u64>, ByteCount) {
-        let state = self.lock();
         let mut bytes = ByteCount::ZERO;
         let mut found: Vec<(i64, Slot)> = Vec::new();
-        for (slot, node) in state.tree.slots_from(Slot(0)) {
-            let Some(holding) = self.told_holding(&state, slot).filter(|holding| holding.medium.is_hard())
-            else {
-                continue;
-            };
-            if let Facts::File(facts) = holding.facts {
-                bytes = bytes.saturating_add(facts.size);
+        let mut next = Slot(0);
+        loop {
+            let state = self.lock();
+            let mut scanned = 0;
+            for (slot, node) in state.tree.slots_from(next).take(SCANNED_MAX) {
+                scanned += 1;
+                next = Slot(slot.0.saturating_add(1));
+                let Some(holding) =
+                    self.told_holding(&state, slot).filter(|holding| holding.medium.is_hard())
+                else {
+                    continue;
+                };
+                if let Facts::File(facts) = holding.facts {
+                    bytes = bytes.saturating_add(facts.size);
+                }
+                found.push((node.attributes.atime_ns, slot));
             }
-            found.push((node.attributes.atime_ns, slot));
+            if scanned < SCANNED_MAX {
+                break;
+            }
         }
         found.sort_unstable_by_key(|&(used_ns, slot)| (std::cmp::Reverse(used_ns), slot));
         (found.into_iter().map(|(_, slot)| u64::from(slot.0)).collect(), bytes)

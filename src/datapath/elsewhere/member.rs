@@ -23,8 +23,8 @@ use crate::tier::eviction::Departure;
 
 /// What was sealed a shorter time ago may not have been answered to its writer yet.
 const YOUNG_NS: i64 = 200_000_000;
-/// Slots that are looked at for one page of holdings, while nobody else is served.
-const SCANNED_MAX: usize = 1024;
+/// Slots that are looked at together, as for one page of holdings, while nobody else is served.
+pub(super) const SCANNED_MAX: usize = 1024;
 /// Objects of others that are forgotten together, while nobody else is served.
 const FORGOTTEN_AT_ONCE: usize = 256;
 /// Lends that may wait, for a disk or a writer, on a thread each: half of the threads that tokio has for what waits, 512. The rest
