@@ -3,6 +3,7 @@
 use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, IntoRawFd as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
@@ -66,6 +67,33 @@ pub(crate) fn set_attribute(path: &Path, name: &CStr, value: &[u8]) -> io::Resul
     if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Signals that tell a thread of a fault of its own: nobody else can take them.
+const FAULTS: [libc::c_int; 6] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
+
+/// Calls `start` with all signals blocked but [`FAULTS`]; threads that it starts inherit that. A program that blocks a signal in its
+/// own threads, to wait for it (sigwait(3), signalfd(2)), would lose it to any thread that does not.
+pub(crate) fn with_signals_blocked<T>(start: impl FnOnce() -> T) -> T {
+    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the set may be written.
+    unsafe { libc::sigfillset(all.as_mut_ptr()) };
+    // SAFETY: that wrote it, and does not fail on a set.
+    let mut blocked = unsafe { all.assume_init() };
+    for fault in FAULTS {
+        // SAFETY: the set is one, and may be written.
+        unsafe { libc::sigdelset(&raw mut blocked, fault) };
+    }
+    let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the first set is one, and the second may be written.
+    let outcome = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const blocked, before.as_mut_ptr()) };
+    let started = start();
+    if outcome == 0 {
+        // SAFETY: the call that succeeded wrote the set, and nothing is to be written now.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
+    }
+    started
+}
+
 /// Forks between the process that began to count and this one, or more by some factor: see [`count_forks`].
 static FORKS: AtomicU64 = AtomicU64::new(0);
 /// Forks of this process and of those above it, each up to the fork that led to this one; the same holds.
@@ -112,6 +140,21 @@ pub(crate) fn children() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_that_is_started_with_signals_blocked_takes_none_but_of_its_own_faults() {
+        let blocked = || {
+            let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+            let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();
+            u64::from_str_radix(mask.trim(), 16).unwrap()
+        };
+        let before = blocked();
+        let inherited = with_signals_blocked(|| std::thread::spawn(blocked)).join().unwrap();
+        let is_blocked = |signal: libc::c_int| inherited & (1 << (signal - 1)) != 0;
+        assert!([libc::SIGTERM, libc::SIGINT, libc::SIGALRM, libc::SIGUSR1].into_iter().all(is_blocked));
+        assert!(!FAULTS.into_iter().any(is_blocked), "{inherited:x}");
+        assert_eq!(blocked(), before, "who started it takes what it took");
+    }
 
     #[test]
     fn a_child_waits_for_no_thread_of_its_parent_that_opens_a_cache() {

@@ -10,8 +10,8 @@
 //!
 //! Limits: as many bytes of objects as [`Cache::keep`](crate::Cache::keep) was told, which the cache cannot evict meanwhile, and
 //! `COUNT_MAX` objects; one that nobody looks up for `KEPT_FOR` is given back, also when the program does nothing.
-//! Threads: any; one lock, held for the look at a batch. A thread of its own gives back what is old. It is over when the session is
-//! let go of, or the last cache is dropped: nothing of a cache that was closed is used afterwards.
+//! Threads: any; one lock, held for the look at a batch. A thread of its own gives back what is old; it takes no signals. It is over
+//! when the session is let go of, or the last cache is dropped: nothing of a cache that was closed is used afterwards.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,6 +25,7 @@ use lru::LruCache;
 use parking_lot::Mutex;
 use tidefs_control_api::ioctl::{CLOCK_BEAT, CLOCK_BEAT_MS, CLOCK_BYTES, CLOCK_CHANGES, Features, Name};
 
+use crate::ffi;
 use crate::fork::Owner;
 use crate::memory::Mapping;
 use crate::session::Session;
@@ -253,9 +254,10 @@ impl Sweeper {
     fn start(store: &Arc<Shared>, session: &Arc<Session>) -> io::Result<Self> {
         let (go_on, ends) = mpsc::channel();
         let (store, owner, session) = (Arc::clone(store), session.owner(), Arc::downgrade(session));
-        let thread = thread::Builder::new()
-            .name("tidefs-kept".to_owned())
-            .spawn(move || sweep_until(&ends, &store, &session))?;
+        let sweep = move || sweep_until(&ends, &store, &session);
+        let builder = thread::Builder::new().name("tidefs-kept".to_owned());
+        // What the program waits for in a thread of its own is not to come to this one.
+        let thread = ffi::with_signals_blocked(|| builder.spawn(sweep))?;
         Ok(Self { owner, running: Some((go_on, thread)) })
     }
 }
