@@ -6,7 +6,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
@@ -187,13 +187,7 @@ fn read_into(path: &Path, target: &mut [u8]) -> Result<Option<usize>, Error> {
             return Err(io::ErrorKind::IsADirectory.into());
         }
         let length = metadata.len();
-        let mut filled = 0;
-        while filled < target.len() {
-            match file.read(&mut target[filled..])? {
-                0 => break,
-                count => filled += count,
-            }
-        }
+        let filled = fill(&mut file, target)?;
         Ok(usize::try_from(length).unwrap_or(usize::MAX).max(filled))
     };
     match read() {
@@ -201,6 +195,20 @@ fn read_into(path: &Path, target: &mut [u8]) -> Result<Option<usize>, Error> {
         Err(error) if is_miss(&error) => Ok(None),
         Err(error) => Err(Error::at("read an object", path)(error)),
     }
+}
+
+/// Reads until `target` is full or nothing is left. Returns how many bytes came. Some filesystems let signals interrupt a read.
+fn fill(source: &mut impl io::Read, target: &mut [u8]) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < target.len() {
+        match source.read(&mut target[filled..]) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
 }
 
 /// Whether an object is there.
@@ -335,6 +343,28 @@ mod tests {
         assert!(exists(&path).unwrap() && !exists(path.parent().unwrap()).unwrap());
         assert!(!pin(path.parent().unwrap(), "hard").unwrap(), "a directory is no object");
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_signal_does_not_end_a_read() {
+        /// What each read says, the last one first.
+        struct Reads(Vec<io::Result<&'static [u8]>>);
+        impl io::Read for Reads {
+            fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
+                let Some(outcome) = self.0.pop() else { return Ok(0) };
+                let bytes = outcome?;
+                target[..bytes.len()].copy_from_slice(bytes);
+                Ok(bytes.len())
+            }
+        }
+        let some = |bytes: &'static [u8]| -> io::Result<&'static [u8]> { Ok(bytes) };
+        let none = |number| -> io::Result<&'static [u8]> { Err(io::Error::from_raw_os_error(number)) };
+        let mut target = [0; 8];
+        let mut reads = Reads(vec![none(libc::EINTR), some(b"345"), none(libc::EINTR), some(b"12")]);
+        assert_eq!(fill(&mut reads, &mut target).unwrap(), 5);
+        assert_eq!(&target[..5], b"12345");
+        let mut reads = Reads(vec![none(libc::EIO), some(b"12")]);
+        assert_eq!(fill(&mut reads, &mut target).unwrap_err().raw_os_error(), Some(libc::EIO));
     }
 
     #[test]
