@@ -10,7 +10,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use tidefs_control_api::shell::quoted;
 use tidefs_engine::time::SystemClock;
@@ -203,6 +203,7 @@ impl Daemon {
             kernel_abi: facts.kernel_abi.clone(),
             flags: facts.flags.clone(),
             started_at: SystemTime::now(),
+            started: Instant::now(),
         });
         if let Some(reason) = &session.facts().passthrough_reason {
             tracing::warn!(

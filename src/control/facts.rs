@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::path::Path;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use tidefs_engine::types::ByteCount;
 
@@ -23,11 +23,18 @@ pub struct DaemonFacts {
     pub flags: Vec<String>,
     /// When the daemon started.
     pub started_at: SystemTime,
+    /// The same by the clock that nobody sets.
+    pub started: Instant,
 }
 
 /// When the daemon started; now, until it is known.
 pub(super) fn started_at(facts: Option<&DaemonFacts>) -> SystemTime {
     facts.map_or_else(SystemTime::now, |facts| facts.started_at)
+}
+
+/// For how long the daemon runs, whatever became of the time of day meanwhile; no time, until it is known.
+pub(super) fn uptime(facts: Option<&DaemonFacts>) -> Duration {
+    facts.map_or(Duration::ZERO, |facts| facts.started.elapsed())
 }
 
 /// Knows whether the host takes part in its cluster yet.
@@ -43,4 +50,27 @@ pub trait AddDisk: fmt::Debug + Send + Sync {
     /// # Errors
     /// Why it is not used; then all is as before.
     fn add_disk(&self, place: &Path, capacity: Option<ByteCount>) -> Result<(), ChangeError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_runs_for_as_long_as_it_does_though_the_time_of_day_was_set_meanwhile() {
+        let year = Duration::from_secs(365 * 86_400);
+        for started_at in [SystemTime::now() - year, SystemTime::now() + year] {
+            let facts = DaemonFacts {
+                passthrough: true,
+                passthrough_reason: None,
+                threads: 1,
+                kernel_abi: String::new(),
+                flags: Vec::new(),
+                started_at,
+                started: Instant::now(),
+            };
+            assert!(uptime(Some(&facts)) < year / 2);
+        }
+        assert_eq!(uptime(None), Duration::ZERO);
+    }
 }

@@ -8,7 +8,7 @@ use tidefs_control_api::{
 };
 use tidefs_engine::types::{ByteCount, ObjectCount};
 
-use super::facts::{DaemonFacts, started_at};
+use super::facts::{DaemonFacts, started_at, uptime};
 use super::refusal::internal;
 use crate::datapath::{Datapath, NamespaceFacts, Overview, UNKNOWN_WRITERS};
 
@@ -43,7 +43,7 @@ pub(super) fn status(
         mount_point: mount_dir.to_string_lossy().into_owned(),
         pid: std::process::id(),
         started_at: Timestamp(started_at),
-        uptime_s: started_at.elapsed().unwrap_or_default().as_secs(),
+        uptime_s: uptime(facts).as_secs(),
         capacity: overview.usage.capacity,
         used: overview.usage.used,
         free: overview.usage.free,
