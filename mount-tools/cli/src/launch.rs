@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 use tidefs_control_api::answer::Answer;
 use tidefs_control_api::instance::{Instance, StateDir};
 use tidefs_control_api::lock::{self, Daemon};
-use tidefs_control_api::mounts::MountTable;
+use tidefs_control_api::mounts::{Mount, MountTable};
 use tidefs_control_api::{DiskState, Status, routes};
 use tidefs_engine::types::ByteCount;
 
-use self::starting::{end, open_log};
+use self::starting::{end, open_log, put_log_back};
 pub(crate) use self::starting::{read_log, wait_for_end, wait_for_mount};
 use crate::client::Client;
 use crate::ffi;
@@ -158,19 +158,26 @@ impl Launch {
         if let Some(refusal) = self.refusal_of_remount() {
             return Err(refusal);
         }
-        let replaced_stale = self.finds_dead_mount(&state, deadline)?;
+        let answer = self.answer_of_mount(&state, deadline)?;
         let instance = state.instance(&self.dir);
         let log = instance.log();
+        // Whoever serves the mount writes to it still, where a configuration file names another directory for the rest of its state.
+        let is_anothers = answer.is_some_and(|answer| answer != Answer::Gone) && log.exists();
         let log_file =
             open_log(&log).map_err(|source| LaunchError::Io { step: "write", path: log.clone(), source })?;
-        let mut child = self.spawn(log_file)?;
-        match wait_for_mount(&mut child, &log, self.timeout, deadline) {
-            Ok(()) => Ok(Started { pid: child.id(), instance, replaced_stale }),
-            Err(error) => {
-                end(&mut child);
-                Err(error)
+        let started = self.spawn(log_file).and_then(|mut child| {
+            match wait_for_mount(&mut child, &log, self.timeout, deadline) {
+                Ok(()) => Ok(child.id()),
+                Err(error) => {
+                    end(&mut child);
+                    Err(error)
+                }
             }
+        });
+        if is_anothers && started.is_err() {
+            put_log_back(&log);
         }
+        Ok(Started { pid: started?, instance, replaced_stale: answer == Some(Answer::Gone) })
     }
 
     /// The state directory that the daemon will use; a configuration file that names another is not read here.
@@ -189,9 +196,9 @@ impl Launch {
         of_options.or_else(|| self.state_dir.as_deref().map(absolute))
     }
 
-    /// Whether the mount of a dead daemon lies on the directory. One whose daemon lives is an error; a daemon that lives without
-    /// one is waited for, since it has not noticed yet that it was unmounted, or stops.
-    fn finds_dead_mount(&self, state: &StateDir, deadline: Instant) -> Result<bool, LaunchError> {
+    /// What a mount on the directory answers, if there is one of which no daemon that lives is known here. One whose daemon lives is
+    /// an error; a daemon that lives without one is waited for, since it has not noticed yet that it was unmounted, or stops.
+    fn answer_of_mount(&self, state: &StateDir, deadline: Instant) -> Result<Option<Answer>, LaunchError> {
         let io_error = |step| move |source| LaunchError::Io { step, path: self.dir.clone(), source };
         let instance = state.instance(&self.dir);
         loop {
@@ -202,8 +209,7 @@ impl Launch {
             }
             let Daemon::Alive { pid } = daemon else {
                 // What another daemon serves is for the new one to refuse.
-                let mount = table.tidefs_at(&self.dir);
-                return Ok(mount.is_some_and(|mount| mount.ask() == Answer::Gone));
+                return Ok(table.tidefs_at(&self.dir).map(Mount::ask));
             };
             let dir = self.dir.clone();
             if table.tidefs().any(|mount| mount.mount_point == dir) {

@@ -121,6 +121,12 @@ pub(super) fn open_log(path: &Path) -> io::Result<File> {
     OpenOptions::new().create_new(true).append(true).mode(0o600).open(path)
 }
 
+/// Takes away the log of a start that failed, and puts the one back whose place it took. Where that cannot be done the daemon that
+/// writes to it goes on with it under the name that it has now.
+pub(super) fn put_log_back(path: &Path) {
+    let _ = fs::rename(earlier_log(path), path);
+}
+
 /// The end of a log, for the message of a failure.
 pub(crate) fn read_log(path: &Path) -> String {
     const LINES: usize = 20;
@@ -151,5 +157,18 @@ mod tests {
         assert_eq!(fs::read_to_string(&log).unwrap(), "third\n");
         assert_eq!(fs::read_to_string(dir.path().join("instance/log.1")).unwrap(), "second\n");
         assert_eq!(read_log(&log), "  third");
+    }
+
+    #[test]
+    fn a_log_that_a_start_took_the_place_of_in_vain_is_put_back() {
+        use std::io::Write as _;
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("instance/log");
+        let mut living = open_log(&log).unwrap();
+        writeln!(open_log(&log).unwrap(), "refused").unwrap();
+        put_log_back(&log);
+        writeln!(living, "served").unwrap();
+        assert_eq!(fs::read_to_string(&log).unwrap(), "served\n");
+        assert!(!earlier_log(&log).exists());
     }
 }
