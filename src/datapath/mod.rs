@@ -12,83 +12,114 @@
 //!   write is accepted.
 //! - The kernel is told after the tables changed, never before, and never under the lock.
 
+// The tables behind the lock, and what is left to do once it is let go.
 mod afterwards;
-mod attributes;
-mod backing;
-mod below;
-mod blank;
-mod burial;
-mod create;
 mod deadlines;
-mod decorations;
-mod demote;
-mod departed;
-mod directory_records;
-mod domains;
-mod elsewhere;
-mod error;
-mod expected;
-mod expiry;
-mod fastpath;
-mod fate;
-mod flush;
 mod folders;
-mod guess;
-mod guessed;
 mod handle;
-mod headroom;
-mod history;
-mod inspect;
-mod job_lines;
-mod lingering;
+mod object;
+mod open_state;
+mod state;
+
+// What the datapath is told when it is made, and how it refuses.
+mod error;
+mod settings;
+
+// Names: looked up, listed, moved, and looked up again by a thread that was sent to.
+mod expected;
 mod listing;
-mod load_lines;
-mod loader;
 mod lookup;
 mod misses;
-mod moves;
-mod naming;
+mod rename;
+mod resent;
+
+// What stands beside a name: attributes, policies as text, who may what.
+mod attributes;
+mod decorations;
+mod policy_text;
+mod rights;
+mod stat;
+mod xattrs;
+
+// Making and opening files, and the bytes that go through the daemon.
+mod backing;
+mod create;
 mod new_version;
-mod object;
 mod open;
-mod open_state;
+mod reopen;
+mod write;
+
+// From a close to a sealed object, small ones packed, and to its checksum.
+mod flush;
 mod overtaken;
 mod packing;
+mod release;
+mod seal;
+mod verify;
+
+// Room, found before what needs it is accepted.
+mod guess;
+mod guessed;
+mod headroom;
+mod quota_room;
+mod room;
+mod unsealed;
+
+// Who leaves, what ends by time, and what stays of it while somebody may use it.
+mod burial;
+mod departed;
+mod domains;
+mod expiry;
+mod lingering;
+mod remove;
+mod victims;
+
+// Everything below a directory, in parts: an operator's eviction, a policy that changed.
+mod below;
+mod regroup;
+
+// To disks: objects to the SSD tier, files that are rewritten in place to scratch.
+mod demote;
+mod moves;
 mod persist;
-mod policy_text;
+mod slot_file;
+mod ssd;
+mod storing;
+
+// Back into memory, and who has a turn at the threads that load.
+mod job_lines;
+mod load_lines;
+mod loader;
+mod promote;
+mod ways;
+
+// Ahead of their use: objects that a client names or a chain goes on with, and memory for them.
+mod blank;
 mod prefault;
 mod prefetch;
 mod processors;
-mod promote;
-mod quota_room;
 mod recent;
+
+// A start: what is written for it, what it finds, and when names are known.
+mod directory_records;
+mod naming;
 mod records;
 mod recover;
 mod recover_ssd;
-mod regroup;
-mod release;
-mod remove;
-mod rename;
-mod reopen;
-mod resent;
-mod rights;
-mod room;
-mod seal;
-mod settings;
 mod settle;
-mod slot_file;
-mod ssd;
-mod stat;
-mod state;
-mod storing;
+
+// Programs that map segments, and other members.
+mod elsewhere;
+mod fastpath;
+
+// What people ask: what is here, and what became of what is not.
+mod fate;
+mod history;
+mod inspect;
+
+// A cache without a mount, for tests.
 #[cfg(test)]
 pub(crate) mod testing;
-mod unsealed;
-mod verify;
-mod victims;
-mod ways;
-mod write;
-mod xattrs;
 
 use std::ffi::OsStr;
 use std::fmt;

@@ -11,21 +11,28 @@
 //!
 //! Without a cluster none of this costs more than one look at an empty cell.
 
+// This daemon's place in its cluster, and what all members agree on.
 mod agreed;
+mod side;
+
+// What others hold: asked for, shown without bytes, fetched, and left alone when nobody can give it.
 mod asking;
 mod fetch;
+mod shown;
+mod soft;
+mod stream;
+mod unreached;
+
+// What is held here for others: lent, and kept as a copy that counts.
 mod keep;
 mod lend;
 mod member;
+
+// What others are told, one thing of a name at a time.
 mod moved;
 mod news;
-mod shown;
-mod side;
-mod soft;
-mod stream;
 mod tell;
 mod turns;
-mod unreached;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;

@@ -16,18 +16,25 @@
 //! Lock order: the order of names being made known ([`FastPath::publishing`]), a session's holdings, the state, the
 //! segments, the begun objects that are shown.
 
-mod absences;
-mod area;
+// Sessions, and the references that they hold.
 mod batch;
+mod session;
+
+// Finding objects by their names, and pinning them.
 mod locate;
 mod pins;
-mod pool;
+mod walk;
+
+// New objects: begun, shown in part, sealed, and made known to the kernel.
+mod absences;
 mod ready;
 mod sealing;
-mod segments;
-mod session;
 mod store;
-mod walk;
+
+// Segments that clients map, and those that wait for the next object.
+mod area;
+mod pool;
+mod segments;
 
 use parking_lot::Mutex;
 use tidefs_engine::types::{ByteCount, SegmentId, Version};
