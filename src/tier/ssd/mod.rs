@@ -16,61 +16,84 @@
 //! Threads: any, every method; [`SsdTier::load`] waits for the disk, at most the configured limit. Own threads: a writer
 //! for each disk, one reclaimer, one that goes on emptying disks where a start finds some, and those of the I/O.
 
-mod admission;
-mod bucket;
-mod change;
-mod choosing;
+// A disk, its zones, what stands in them, and how bytes get there and back.
 mod contents;
-mod days;
 mod device;
 mod devices;
 mod disk;
-mod drain;
-mod dropping;
-mod emptying;
-mod endurance;
-mod epochs;
 mod format;
-#[cfg(any(test, feature = "fuzz"))]
-pub(crate) mod fuzz;
-mod given_up;
-mod homes;
-mod identity;
-mod index;
-mod intents;
 mod io;
-mod kept;
-mod late;
-mod life;
-mod load;
 mod memory;
-mod moving;
-mod naming;
-mod open;
-mod open_zone;
-mod orders;
-mod outdated;
-mod overdue;
-mod placing;
-mod queue;
-mod reading;
-mod reasons;
-mod reclaim;
-mod recover;
-mod removing;
-mod resume;
-mod retain;
+mod zone;
+
+// Records: where each stands, which are on their way, and what all threads share.
+mod index;
 mod second_places;
 mod shared;
-mod stations;
-mod status;
-mod surplus;
 mod under_way;
-mod unwritable;
-mod vacating;
-mod work;
+
+// Storing: which records are taken, and for which disk.
+mod admission;
+mod bucket;
+mod days;
+mod endurance;
+mod placing;
+mod queue;
+
+// Writing: the log of one disk, and the zone at its end.
+mod open_zone;
+mod retain;
 mod writer;
-mod zone;
+
+// Loading, and disks that are late with it.
+mod load;
+mod overdue;
+mod reading;
+
+// Removing, so that nothing comes back.
+mod intents;
+mod removing;
+
+// Taking zones back: which one, what of it is written again, and what is dropped.
+mod choosing;
+mod dropping;
+mod emptying;
+mod homes;
+mod reclaim;
+mod vacating;
+
+// Zones and disks that do not count: damaged, late, beyond the capacity, or behind their pool.
+mod given_up;
+mod late;
+mod outdated;
+mod surplus;
+
+// A life of the tier: which disks it has, what stands there, and whose it is.
+mod epochs;
+mod identity;
+mod life;
+mod naming;
+mod open;
+mod orders;
+mod recover;
+mod stations;
+
+// Disks that come and go while the tier is used.
+mod change;
+mod drain;
+mod kept;
+mod moving;
+mod resume;
+mod unwritable;
+
+// What is counted and shown.
+mod reasons;
+mod status;
+mod work;
+
+// Its parsers, for fuzzing.
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) mod fuzz;
 
 use std::fmt;
 use std::sync::Arc;
