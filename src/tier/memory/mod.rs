@@ -17,19 +17,24 @@
 //! (`private_mount` in the report says which).
 //! Threads: any thread, every method; nothing here waits for anything but the kernel.
 
+// The private tmpfs: mounted, opened, and what a start finds in it.
+mod error;
+mod mount;
+mod open;
+mod recover;
+
+// Files in it: segments with their records, packed ones, and the clock of names.
 mod attribute;
 mod checksum;
 mod clock;
-mod error;
-mod huge_page;
-mod mount;
 mod name;
-mod open;
 mod packed;
+mod record;
+
+// Pages: counted, allocated, and touched ahead.
+mod huge_page;
 mod prefault;
 mod probe;
-mod record;
-mod recover;
 mod space;
 mod zeros;
 
