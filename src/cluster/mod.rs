@@ -5,53 +5,70 @@
 //!
 //! A daemon alone uses none of it.
 
-mod agreeing;
-mod announcing;
-mod asking;
-mod batcher;
-mod carrier;
-pub mod catalog;
-mod changing;
-pub mod coordinator;
-mod copying;
-mod core;
-mod deciding;
-mod drain_file;
-mod draining;
+// What others see of it: members, facts of objects, what can be asked and set.
 mod error;
-mod fetching;
-mod giving_back;
-mod gone;
-mod joining;
-mod leaving;
-mod lending;
-mod letting_go;
-mod listing;
 pub mod member;
-mod moving;
 pub mod node;
 pub mod object;
-mod parting;
+pub mod settings;
+pub mod status;
+
+// What is agreed on, and who is responsible for a key by that alone.
+mod agreeing;
+pub mod coordinator;
+pub mod rendezvous;
+pub mod shards;
+
+// This member, how it joins, and how it follows the others while they come and go.
+mod core;
+mod gone;
+mod joining;
 mod peers;
 mod probing;
-mod publishing;
+mod viewing;
+mod watching;
+
+// How messages travel: gathered, and in the version that both ends know.
+mod batcher;
+mod carrier;
+mod speaking;
+
+// Finding names, and reading what another member lends.
+mod asking;
+mod fetching;
+mod giving_back;
+mod lending;
+mod listing;
 mod pulling;
 mod ranking;
+
+// Telling: what is published and let go of, who decides about it, and who must hear.
+mod announcing;
+pub mod catalog;
+mod changing;
+mod deciding;
+mod letting_go;
+mod moving;
+mod publishing;
+mod replicating;
+mod revoking;
+mod told_again;
+
+// Removals, until everybody who serves their keys knows them.
 mod recalling;
 mod removals_file;
 mod removing;
-pub mod rendezvous;
+
+// Copies on other members: made when an object is sealed, and again when some are lost.
+mod copying;
 mod repairing;
-mod replicating;
-mod revoking;
-pub mod settings;
-pub mod shards;
 mod short;
-mod speaking;
-pub mod status;
-mod told_again;
-mod viewing;
-mod watching;
+
+// Draining: leaving with nothing lost.
+mod drain_file;
+mod draining;
+mod leaving;
+mod parting;
 
 pub use agreeing::Unapplied;
 pub use catalog::wire::{DrainOrder, DrainPhase, DrainReport, PATH_MAX, is_told_of};

@@ -1,9 +1,14 @@
 //! The catalog: who holds which version of which key. Soft state, served by the members, rebuilt from what they hold.
 
-pub mod entry;
+// What an owner of shards answers and decides.
 pub mod owner;
+
+// What it knows: who holds what, what was removed, and who was told what.
+pub mod entry;
 pub mod slots;
 pub mod table;
 pub mod tombstones;
 pub mod watches;
+
+// What members send each other about it.
 pub mod wire;

@@ -1,25 +1,32 @@
 //! Members of one cluster in one process.
 
+// Over real sockets: what one member does, the others see.
 mod coming_and_going;
 mod copies;
-mod deaf;
-mod early;
-mod faults;
-mod giving_back;
-mod gone;
-mod history;
-mod host;
-mod late;
 mod leaving;
-mod lending;
 mod members;
-mod memory;
-mod network;
-mod notes;
 mod placing;
-mod racing;
 mod recalled;
 mod removals;
-mod simulation;
 mod unregistered;
+
+// One thing that goes wrong, or is late.
+mod deaf;
+mod early;
+mod gone;
+mod late;
+mod lending;
+mod racing;
 mod versions;
+
+// In virtual time, over a network that is made up.
+mod faults;
+mod giving_back;
+mod history;
+mod network;
+mod notes;
+mod simulation;
+
+// What they share.
+mod host;
+mod memory;
