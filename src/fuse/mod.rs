@@ -4,26 +4,37 @@
 //! inline; a look-up or listing that has to wait for a writer's close is carried on by the `waiter` thread, with its reply.
 //! The daemon never touches a path below its own mount: the kernel would ask the daemon.
 
+// The mount: opened, agreed on with the kernel, served by threads that are looked after.
 mod alive;
-mod asked;
-mod attributes;
-mod begin;
-mod commands;
-mod control_files;
+mod handshake;
+mod mount;
+mod session;
+
+// Requests about files: each goes to its operation.
 mod dispatch;
+mod ops;
+
+// What the kernel is told and given: attributes, numbers of errors, backing files, what to forget.
+mod attributes;
 mod errno;
+mod kernel;
+mod passthrough;
+
+// Requests that wait, off the threads that answer the kernel.
+mod begin;
+mod overload;
+mod waiter;
+
+// The fast path: ioctls on `.tidefs/control`, and those of them that take long.
+mod asked;
+mod commands;
 mod fast_files;
 mod follow;
-mod handshake;
 mod ioctl;
-mod kernel;
 mod leisure;
-mod mount;
-mod ops;
-mod overload;
-mod passthrough;
-mod session;
-mod waiter;
+
+// What else stands below `.tidefs`: the daemon's facts as files.
+mod control_files;
 
 pub use control_files::ControlFiles;
 pub use handshake::SessionFacts;
