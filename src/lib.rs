@@ -3,16 +3,23 @@
 //! Read top to bottom as the life of a read: [`fuse`] decodes what the kernel asks, [`datapath`] runs the whole
 //! flow, [`namespace`] knows names and handles, [`tier`] keeps the bytes, [`cluster`] knows the other hosts. [`app`] puts the parts together.
 
+// The edges, where the kernel and operators ask, and what puts all parts together.
 pub mod app;
-pub mod cluster;
-pub mod config;
 pub mod control;
-pub mod datapath;
-mod ffi;
 pub mod fuse;
-#[cfg(any(test, feature = "fuzz"))]
-pub mod fuzz;
+
+// Whole flows, and the parts that they go through, none of which sees another.
+pub mod cluster;
+pub mod datapath;
 pub mod namespace;
+pub mod tier;
+
+// What all parts use.
+pub mod config;
+mod ffi;
 mod replace;
 pub mod telemetry;
-pub mod tier;
+
+// The parsers, for fuzzing.
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;

@@ -17,30 +17,37 @@
 //!
 //! Threads: called once by the main thread, before any other starts.
 
-mod args;
+// The settings, each declared once, and the types that they have.
 mod choice;
 mod cluster;
-mod control_group;
-mod defaults;
-mod environment;
-mod error;
-mod exit;
-mod file;
-mod host;
-mod instance;
 mod limits;
 mod log_filter;
-mod merge;
 mod mode;
-mod options;
 mod patterns;
-mod reference;
 mod schema;
 mod settings;
-mod sources;
 mod ssd;
-mod validate;
 mod value;
+
+// Where they are written.
+mod args;
+mod environment;
+mod file;
+mod options;
+mod sources;
+
+// One configuration from all of it: defaults of this machine, merged, and checked as a whole.
+mod control_group;
+mod defaults;
+mod error;
+mod host;
+mod merge;
+mod validate;
+
+// What else the daemon promises by name: its folder, its exit codes, the page of settings.
+mod exit;
+mod instance;
+mod reference;
 
 #[cfg(test)]
 mod tests;

@@ -14,25 +14,30 @@
 //! request's head.
 //! Threads: one, `control`, runs the runtime; operations run on its few blocking threads, never on it.
 
+// The socket: who asks, and how answers and refusals are told.
 mod caller;
-mod cluster;
 mod credentials;
+mod handlers;
+mod refusal;
+mod server;
+mod stream;
+
+// What is done for an operator.
 mod disks;
 mod drain;
 mod evict;
-mod facts;
-mod handlers;
 mod list;
-mod metrics;
 mod operations;
-mod refusal;
-mod server;
+mod verify;
+mod why;
+
+// What is shown.
+mod cluster;
+mod facts;
+mod metrics;
 mod settings;
 mod ssd;
 mod status;
-mod stream;
-mod verify;
-mod why;
 
 use std::fmt;
 use std::ops::ControlFlow;
