@@ -6,19 +6,26 @@
 //! Imports go one way: `engine -> {request, batch} -> queue -> plan -> transport -> {memory, topology} -> {types, error,
 //! config, time, rng}`; nothing here imports from the daemon.
 
+// A transfer on its way down, and the link on which two engines know each other.
 pub mod engine;
-pub mod error;
-#[cfg(any(test, feature = "fuzz"))]
-pub mod fuzz;
 pub mod link;
-pub mod memory;
-pub mod metrics;
 pub mod plan;
 pub mod queue;
 pub mod request;
+pub mod transport;
+
+// Memory that is moved, and the machine that it is in.
+pub mod memory;
+pub mod topology;
+
+// What every part shares.
+pub mod error;
+pub mod metrics;
 pub mod rng;
 pub(crate) mod sync;
 pub mod time;
-pub mod topology;
-pub mod transport;
 pub mod types;
+
+// The parsers, for fuzzing.
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;

@@ -15,23 +15,32 @@
 //! Threads: callers' threads, the runtime's, and those of the transports; no lock is held while a transport is called, but
 //! one while it forgets a peer late, which links to that peer wait for.
 
+// Transports and regions: what is there to move bytes by, and what they may touch.
 mod choice;
-mod deadlines;
-mod descriptor;
-mod directory;
-mod flight;
-#[cfg(any(test, feature = "fuzz"))]
-pub(crate) mod fuzz;
 mod layers;
-mod messages;
-mod outcome;
-mod peer;
-mod posting;
 mod refusals;
 mod regions;
-mod status;
-mod submission;
+
+// Peers: found, told of each other, and reached by one way or another.
+mod descriptor;
+mod directory;
+mod messages;
+mod peer;
 mod ways;
+
+// A submission from its beginning to its end.
+mod deadlines;
+mod flight;
+mod outcome;
+mod posting;
+mod submission;
+
+// The state of all that, as data.
+mod status;
+
+// The parsers, for fuzzing.
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) mod fuzz;
 
 use std::collections::HashMap;
 use std::fmt;

@@ -16,19 +16,23 @@
 //!
 //! Threads: one task for each link on the given runtime, one for each listener, and one that asks silent peers.
 
+// How a connection begins: made or taken, and proved.
 mod accept;
-mod config;
-mod connection;
 mod dial;
-mod drive;
-mod events;
-mod frame;
-#[cfg(any(test, feature = "fuzz"))]
-pub(crate) mod fuzz;
 mod greet;
 mod handshake;
-mod inbox;
+mod unproven;
+
+// Links, one to each peer, and what they tell their owner.
+mod config;
+mod connection;
+mod drive;
+mod events;
 mod links;
+
+// Bytes: frames on their way through a socket, encrypted or not.
+mod frame;
+mod inbox;
 mod outbox;
 mod socket;
 mod stream;
@@ -37,7 +41,10 @@ mod tls;
 #[cfg(not(feature = "tls"))]
 #[path = "tls_absent.rs"]
 mod tls;
-mod unproven;
+
+// The parsers, for fuzzing.
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) mod fuzz;
 
 pub use config::{ClusterKey, LinkConfig, TlsConfig};
 pub use connection::Link;

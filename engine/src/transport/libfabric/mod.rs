@@ -31,39 +31,52 @@
 //! Limits: 29 NICs; one provider at a time; host memory only; 252 keys for a region, over its registrations and NICs, or 112
 //! parts of one that is shared out.
 
-pub mod bare;
-mod budget;
+// Opening the library and its NICs.
 mod config;
+mod opening;
+mod select;
+
+// One NIC: its thread, and what is under way there.
 mod credit;
 mod domain;
-mod endpoint;
-#[cfg(any(test, feature = "fuzz"))]
-pub(crate) mod fuzz;
 mod job;
+mod progress;
+mod split;
+
+// Memory: which NIC has what of it, and by which keys.
+mod budget;
 mod keys;
 mod layout;
+mod registered;
+mod shares;
+
+// Peers: what the two ends tell each other, and the connection between them.
+mod endpoint;
 mod meeting;
+mod wire;
+
+// All of the C.
 mod nic {
     //! NICs, and the library's offers of them.
     pub(super) mod ffi;
 }
-mod opening;
 mod port {
     //! The endpoint of a NIC.
     pub(super) mod ffi;
 }
-mod progress;
-mod registered;
 mod registration {
     //! Memory registered with a NIC.
     pub(super) mod ffi;
 }
-mod select;
-mod shares;
-mod split;
+
+// What it is measured against.
+pub mod bare;
+
+// Tests, and the parsers for fuzzing.
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) mod fuzz;
 #[cfg(test)]
 mod tests;
-mod wire;
 
 use std::collections::HashMap;
 use std::fmt;

@@ -18,21 +18,30 @@
 //! watches deadlines. Short requests are sent by whoever posts them, and who blocks for a short transfer does the poller's
 //! work meanwhile.
 
+// Peers and their connections: what is granted, and which one an operation takes.
 mod config;
 mod endpoint;
+mod grant;
+
+// One data connection: frames in and out, and what is asked and served over it.
 mod ffi;
 mod frame;
-#[cfg(any(test, feature = "fuzz"))]
-pub(crate) mod fuzz;
-mod grant;
 mod inbox;
 mod lane;
 mod outbox;
-mod poller;
-mod registry;
 mod sends;
 mod serve;
+
+// The threads that work on connections, and tasks that are waited for.
+mod poller;
 mod tasks;
+
+// Regions that peers may name.
+mod registry;
+
+// Tests, and the parsers for fuzzing.
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) mod fuzz;
 #[cfg(test)]
 mod tests;
 
