@@ -7,18 +7,23 @@
 //! - Nothing here looks at or below a tidefs mount, which may be dead or hang; see `tidefs_control_api::mounts`.
 //! - Results go to stdout, and with `--json` nothing else does; messages go to stderr.
 
+// What can be typed: the command line, and the name by which mount(8) calls.
 mod args;
 mod bench;
-mod client;
 mod commands;
-mod error;
+mod mount_helper;
+
+// Daemons: found, asked, and started.
+mod client;
 mod ffi;
 mod launch;
 mod locate;
-mod mount_helper;
+mod trial;
+
+// What is shown: results, and what went wrong with the next step.
+mod error;
 mod next_step;
 mod output;
-mod trial;
 
 use std::ffi::OsString;
 use std::path::Path;

@@ -28,29 +28,42 @@
 //! Limits: values may be shared between threads. A child of fork(2) opens its own: with what its parent opened it finds and
 //! stores by file, and gives nothing back. It must not use views and writers of its parent.
 
-mod area;
+// The cache, for programs that wait and for those on tokio.
 #[cfg(feature = "tokio")]
 mod asynchronous;
-mod batch;
 mod cache;
-mod create;
-#[cfg(feature = "cuda")]
-mod cuda;
 mod error;
-mod ffi;
-mod file;
+mod statistics;
+
+// Finding objects, and looking at their bytes.
+mod batch;
 mod follow;
-mod fork;
 mod kept;
 mod lookup;
-mod memory;
+mod view;
+
+// Storing objects.
+mod create;
 mod put;
+mod writer;
+
+// The session with a daemon, and the memory that it shares.
+mod area;
+mod fork;
+mod memory;
 mod segments;
 mod session;
 mod sessions;
-mod statistics;
-mod view;
-mod writer;
+
+// Where there is no session.
+mod file;
+
+// Memory of the cache for a GPU.
+#[cfg(feature = "cuda")]
+mod cuda;
+
+// System calls.
+mod ffi;
 
 #[cfg(feature = "tokio")]
 pub use asynchronous::AsyncCache;

@@ -12,8 +12,38 @@
 //! - Readers ignore fields that they do not know, and take the default for one that is missing.
 //! - The daemon refuses query keys and request fields that it does not know: a typing error is not a wish.
 
+// The fast path.
+pub mod ioctl;
+
+// How the state of a mount is found without asking it, and how a mount is asked all the same.
 #[cfg(feature = "admin")]
 pub mod answer;
+#[cfg(feature = "admin")]
+mod ffi;
+#[cfg(feature = "admin")]
+pub mod instance;
+#[cfg(feature = "admin")]
+pub mod lock;
+#[cfg(feature = "admin")]
+pub mod mounts;
+#[cfg(feature = "admin")]
+pub mod socket;
+
+// What travels over the admin socket: routes, refusals, answers line by line, keys and times as text.
+#[cfg(feature = "admin")]
+mod display;
+#[cfg(feature = "admin")]
+pub mod error;
+#[cfg(feature = "admin")]
+pub mod event;
+#[cfg(feature = "admin")]
+pub mod key_path;
+#[cfg(feature = "admin")]
+pub mod routes;
+#[cfg(feature = "admin")]
+pub mod timestamp;
+
+// Its types, for each subject.
 #[cfg(feature = "admin")]
 pub mod cluster;
 #[cfg(feature = "admin")]
@@ -21,42 +51,21 @@ pub mod config;
 #[cfg(feature = "admin")]
 pub mod disks;
 #[cfg(feature = "admin")]
-mod display;
-#[cfg(feature = "admin")]
 pub mod drain;
 #[cfg(feature = "admin")]
-pub mod error;
-#[cfg(feature = "admin")]
-pub mod event;
-#[cfg(feature = "admin")]
-mod ffi;
-#[cfg(feature = "admin")]
-pub mod instance;
-pub mod ioctl;
-#[cfg(feature = "admin")]
-pub mod key_path;
-#[cfg(feature = "admin")]
-pub mod lock;
-#[cfg(feature = "admin")]
-pub mod mounts;
-#[cfg(feature = "admin")]
 pub mod object;
-#[cfg(feature = "admin")]
-pub mod routes;
-#[cfg(feature = "admin")]
-pub mod shell;
-#[cfg(feature = "admin")]
-pub mod socket;
 #[cfg(feature = "admin")]
 pub mod ssd;
 #[cfg(feature = "admin")]
 pub mod status;
 #[cfg(feature = "admin")]
-pub mod timestamp;
-#[cfg(feature = "admin")]
 pub mod verify;
 #[cfg(feature = "admin")]
 pub mod why;
+
+// Commands in messages.
+#[cfg(feature = "admin")]
+pub mod shell;
 
 #[cfg(feature = "admin")]
 pub use cluster::{

@@ -12,23 +12,30 @@
 //!   what it changed of others (`cleanup`).
 //! - Progress goes to stderr, results to stdout, so that a pipe sees results only.
 
-mod affinity;
-mod buffer;
-mod cleanup;
+// The benches.
 mod cluster;
-mod daemon;
-mod error;
 mod fastpath;
-mod ffi;
 mod local;
-mod machine;
-mod mount;
 mod replay;
-mod report;
-mod rpc;
 mod ssd;
-mod statistics;
 mod transfer;
+
+// What they set up, and take away again.
+mod affinity;
+mod cleanup;
+mod daemon;
+mod mount;
+mod rpc;
+
+// What they report.
+mod error;
+mod machine;
+mod report;
+mod statistics;
+
+// What they read and write with.
+mod buffer;
+mod ffi;
 
 use std::process::ExitCode;
 

@@ -1,21 +1,32 @@
 //! The commands, one file each: ask, then show.
 
+// Mounts: begun and ended.
+mod mount;
+mod umount;
+
+// What a daemon shows.
+mod config;
+mod list;
+mod object;
+mod status;
+mod topology;
+
+// What is done with objects.
+mod evict;
+mod pin;
+mod verify;
+
+// The SSD tier, and its disks.
+pub(crate) mod disks;
+mod tier;
+
+// The cluster.
 mod cluster;
 mod cluster_dev;
-mod config;
-pub(crate) mod disks;
 mod drain;
-mod evict;
+
+// Files for shells and for man(1).
 mod generate;
-mod list;
-mod mount;
-mod object;
-mod pin;
-mod status;
-mod tier;
-mod topology;
-mod umount;
-mod verify;
 
 use std::process::ExitCode;
 
