@@ -8,21 +8,30 @@
 #[path = "../common/mod.rs"]
 mod common;
 
-mod bad_days;
+// What programs on several hosts see: names, bytes, directories.
 mod batches;
 mod cases;
+mod directories;
+mod names;
+mod reading;
+mod streaming;
+
+// Copies: those that were read, and those that are to be there.
+mod copies;
+mod placing;
+
+// Hosts that come and go, and those who are not let in.
 mod churn;
 mod coordination;
-mod copies;
-mod directories;
 mod draining;
 mod failed_starts;
-mod fixture;
-mod history;
 mod life;
-mod names;
-mod placing;
-mod reading;
 mod secrets;
-mod streaming;
+
+// Bad days, and what may be seen in them.
+mod bad_days;
+mod history;
+
+// What they share.
+mod fixture;
 mod way;

@@ -3,39 +3,50 @@
 #[path = "../common/mod.rs"]
 mod common;
 
-mod async_io;
-mod attributes;
-mod batches;
+// The three shapes in which clients write, and what becomes of a key that is replaced.
 mod concurrent_writers;
+mod hidden;
+mod publish;
+mod replace;
+mod scratch;
+mod scratch_disk;
+
+// Reading and writing in every way, and what is refused.
+mod async_io;
+mod long_work;
+mod read_paths;
+mod refused;
+mod unseen;
+mod write_paths;
+
+// Names, directories and what stands beside a name.
+mod attributes;
+mod listing;
+mod names;
+mod permissions;
+mod rename;
+mod unlink;
+mod whole_mount;
+mod xattrs;
+
+// Room.
 mod eviction;
-mod fastpath;
-mod fixture;
-mod follow;
 mod full;
 mod guessed;
-mod hidden;
+mod quota;
+
+// The fast path: the client library, and its ioctls byte by byte.
+mod batches;
+mod fastpath;
+mod follow;
 mod ioctl;
 mod kept;
 mod late;
-mod listing;
-mod long_work;
 mod moved;
-mod names;
-mod permissions;
-mod publish;
-mod quota;
 mod read_only;
-mod read_paths;
-mod refused;
 mod registered;
-mod rename;
-mod replace;
 mod restarted;
-mod scratch;
-mod scratch_disk;
 mod strangers;
-mod unlink;
-mod unseen;
-mod whole_mount;
-mod write_paths;
-mod xattrs;
+
+// What they share.
+mod fixture;

@@ -8,25 +8,34 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+// Starts and ends: what is kept, what is refused, and who else is there.
 mod bad_input;
-mod big_write;
-mod child;
 mod containers;
 mod daemon;
-mod fastpath;
-mod fault;
-mod few_files;
-mod invalidations;
 mod log;
-mod long_files;
-mod memory_groups;
-mod prefault;
 mod restart;
 mod restart_speed;
 mod session_end;
 mod shutdown;
 mod side_by_side;
 mod smaller;
+mod unheard;
+
+// Daemons and clients that are killed or stopped, at any moment.
+mod fastpath;
+mod fault;
+mod invalidations;
+mod stopped;
+mod stress;
+
+// Machines that give little: memory, files, room.
+mod big_write;
+mod few_files;
+mod long_files;
+mod memory_groups;
+mod prefault;
+
+// The SSD tier.
 mod ssd;
 mod ssd_clients;
 mod ssd_disks;
@@ -34,7 +43,7 @@ mod ssd_faults;
 mod ssd_first_disk;
 mod ssd_soak;
 mod ssd_start;
-mod stopped;
-mod stress;
-mod unheard;
+
+// Processes that tests start.
+mod child;
 mod worker;
