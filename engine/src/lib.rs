@@ -3,8 +3,8 @@
 //! The engine knows no file and no coordinator: it has bytes in registered memory, and moves them between two
 //! processes. Beside that it holds what every part needs: quantities with their units, clocks, and mapped memory.
 //!
-//! Imports go one way: `engine -> {request, batch} -> queue -> plan -> transport -> {memory, topology} -> {types, error,
-//! config, time, rng}`; nothing here imports from the daemon.
+//! Imports go one way: `engine -> request -> queue -> plan -> transport -> link -> {memory, topology} -> {types, error,
+//! metrics, time, rng, sync}`; nothing here imports from the daemon.
 
 // A transfer on its way down, and the link on which two engines know each other.
 pub mod engine;

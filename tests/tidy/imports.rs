@@ -19,9 +19,8 @@ struct Layers {
 const DAEMON: Layers = Layers {
     folder: "src/",
     layers: &[
-        &["config", "error", "ffi", "replace", "telemetry"],
+        &["config", "ffi", "replace", "telemetry"],
         &["namespace", "tier", "cluster"],
-        &["locate"],
         &["datapath"],
         &["fuse", "control"],
         &["app"],
@@ -32,13 +31,13 @@ const DAEMON: Layers = Layers {
 const ENGINE: Layers = Layers {
     folder: "engine/src/",
     layers: &[
-        &["types", "error", "config", "metrics", "time", "rng", "sync"],
+        &["types", "error", "metrics", "time", "rng", "sync"],
         &["memory", "topology"],
         &["link"],
         &["transport"],
         &["plan"],
         &["queue"],
-        &["request", "batch"],
+        &["request"],
         &["engine"],
         &["fuzz"],
     ],
@@ -318,7 +317,7 @@ mod tests {
     fn siblings_do_not_see_each_other() {
         assert_eq!(lines(&DAEMON, "src/tier/mod.rs", "\nuse crate::namespace::Handle;"), [2]);
         assert_eq!(lines(&DAEMON, "src/control/mod.rs", "use crate::fuse::Session;"), [1]);
-        assert_eq!(lines(&DAEMON, "src/error.rs", "use crate::config::Key;"), []);
+        assert_eq!(lines(&DAEMON, "src/telemetry.rs", "use crate::config::Key;"), []);
         assert_eq!(lines(&ENGINE, "engine/src/memory/mod.rs", "use crate::topology::Node;"), [1]);
         assert_eq!(lines(&ENGINE, "engine/src/types.rs", "use crate::memory::Mapping;"), [1]);
     }
