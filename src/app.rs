@@ -3,10 +3,8 @@
 //! A start goes: configuration -> lock -> memory tier -> recovery -> disks -> capacity -> cluster -> mount -> control socket ->
 //! "mounted". A stop goes the other way round. Every error on the way says what to do, and leaves nothing behind that was not there.
 
-mod background;
+// What a start looks at first: whether it may, where it says what, and how much it may take.
 mod check;
-mod cluster;
-mod daemon;
 mod limits;
 mod log_file;
 mod logging;
@@ -14,8 +12,15 @@ mod memory_groups;
 mod mount_point;
 mod progress;
 mod secrets;
+
+// The parts, from their sections of the configuration.
+mod cluster;
 mod settings;
 mod ssd;
+
+// The daemon while it runs, and what ends it.
+mod background;
+mod daemon;
 mod stop_signal;
 
 use std::fmt::Display;
