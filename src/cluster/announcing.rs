@@ -1,4 +1,13 @@
 //! Telling who serves a shard now what this member holds of it, at a bounded rate.
+//!
+//! Invariants
+//! - A member is told that all was announced to it only when that is so, in the view that counts. What it was not told of is
+//!   planned again.
+//! - What is refused, as it was removed or replaced meanwhile, is withdrawn here, unless something is being published in its place.
+//! - A copy that went while it was announced is said to be gone after that.
+//!
+//! Limits: [`PAGE`] things are under way at once, and no more in a second than the settings allow.
+//! Threads: one task of the runtime for all of it.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};

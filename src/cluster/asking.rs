@@ -1,4 +1,13 @@
 //! Finding names: the primary of each shard is asked, then the backup; one message for all names of a member.
+//!
+//! Invariants
+//! - That a name stands for nothing is remembered only if the primary said so, and nothing about its shard was revoked since it
+//!   was asked.
+//! - What was removed here is not found, also when those who decide have not heard of that yet.
+//!
+//! Limits: a primary is waited for half of the time at most, so that its backup has the other half. [`SLICE`] names are answered
+//! under one hold of the lock.
+//! Threads: who asks asks on its own thread; what peers ask is answered on those of the runtime.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

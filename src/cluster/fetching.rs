@@ -1,4 +1,11 @@
 //! Reading the bytes of an object from a member that holds it: the best source first, the others when that fails.
+//!
+//! Invariants
+//! - When it has ended nothing writes to the region that was read into.
+//! - What was lent goes back when what was read is dropped, after what was noted of that ([`super::giving_back`]).
+//!
+//! Limits: while there are others a source has half of the time that is left to answer.
+//! Threads: whoever wants the object, which is no thread of the runtime.
 
 use std::fmt;
 use std::future::poll_fn;

@@ -3,6 +3,9 @@
 //! What must agree and changes rarely is held by etcd, by one of the members, or by the daemon itself when it is alone. Who is
 //! responsible for a key follows from the members alone ([`shards`], [`rendezvous`]), so nothing is agreed per key.
 //!
+//! Threads: any may call a [`Cluster`]; what members do for each other runs on the runtime that it was started with. The order of
+//! locks is said in `core`.
+//!
 //! A daemon alone uses none of it.
 
 // What others see of it: members, facts of objects, what can be asked and set.

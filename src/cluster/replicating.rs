@@ -1,4 +1,12 @@
 //! Keeping the two owners of a shard alike, and handing shards over.
+//!
+//! Invariants
+//! - What the other owner cannot be told it is owed; where that is too much, all of the shards that both serve.
+//! - A shard is said to be handed over whole only by who knows all of it, and is tried again until the member has it, serves it no
+//!   more, or is gone.
+//!
+//! Limits: [`KEYS`] keys in one message, read under one hold of the lock.
+//! Threads: tasks of the runtime.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,4 +1,11 @@
 //! Telling members that what they were answered, or hold, is not true any more; and being told.
+//!
+//! Invariants
+//! - From the moment at which a revocation arrives no answer is remembered that was asked for before.
+//! - It is answered when nobody here finds any of it. What is published here and comes after it stays.
+//! - Who cannot be told at once is owed it, and told later ([`super::watching`]).
+//!
+//! Threads: tasks of the runtime.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;

@@ -1,4 +1,12 @@
 //! Following the members: who serves what from now on, and what that asks of this member.
+//!
+//! Invariants
+//! - A view counts only if its number is larger than that of the last. One without this member says only that it is out.
+//! - What a view has announced is planned in the moment in which it counts: who looks sees both, or neither.
+//! - Who answers for a shard first has all others forget what they were answered about it before.
+//! - What others serve from now on is forgotten here when it is handed over, and not before.
+//!
+//! Threads: one task of the runtime follows the views; others hand over and wait for who is told.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,4 +1,12 @@
 //! Who is there: connections to all members, what happens when one is lost or comes back, and what is done now and then.
+//!
+//! Invariants
+//! - A member counts as back only when it was told all that it is owed, and need not announce once more what it holds.
+//! - What a lost member held is forgotten when its grace is over, unless it is back.
+//! - Who stood still itself announces everything again, and catches up with who decided in its place.
+//!
+//! Limits: of what is forgotten others are served after each [`DROPPED_AT_ONCE`] copies.
+//! Threads: tasks of the runtime, one for each connection and one for what is done now and then.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
