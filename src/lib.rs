@@ -1,7 +1,8 @@
 //! The tidefs daemon: a KV cache that is a filesystem.
 //!
-//! Read top to bottom as the life of a read: [`fuse`] decodes what the kernel asks, [`datapath`] runs the whole
-//! flow, [`namespace`] knows names and handles, [`tier`] keeps the bytes, [`cluster`] knows the other hosts. [`app`] puts the parts together.
+//! The life of a read: [`fuse`] decodes what the kernel asks, [`datapath`] runs the whole flow, [`namespace`] knows names and
+//! inodes, [`tier`] keeps the bytes, [`cluster`] knows the other hosts. [`app`] puts the parts together. See
+//! docs/ARCHITECTURE.md.
 
 // The edges, where the kernel and operators ask, and what puts all parts together.
 pub mod app;

@@ -1,5 +1,5 @@
-//! Threads of the daemon beside those of its session: they keep room free, compare checksums, give names back, and serve the
-//! SSD tier.
+//! Threads of the daemon beside those of its session: they keep room free, take checksums, make segments ready, give names back,
+//! and serve the SSD tier.
 //!
 //! Invariant: who is to be joined ends soon after [`Background::ask_to_stop`]. Load threads are not joined: they end when the
 //! session closes their line, and with the process when it cannot.

@@ -11,6 +11,9 @@
 //! - Real pages never pass the capacity: the private tmpfs is mounted with that size, and room is made before a
 //!   write is accepted.
 //! - The kernel is told after the tables changed, never before, and never under the lock.
+//!
+//! Threads: flows run on those of whoever asks, mostly those that answer the kernel. A file with a thread of its own says so;
+//! docs/ARCHITECTURE.md has all of them.
 
 // The tables behind the lock, and what is left to do once it is let go.
 mod afterwards;

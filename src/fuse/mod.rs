@@ -1,7 +1,9 @@
 //! The FUSE edge: decodes what the kernel asks, calls the datapath, replies.
 //!
 //! Threads: one session thread per configured CPU, pinned to it, each with its own clone of the device. They answer
-//! inline; a look-up or listing that has to wait for a writer's close is carried on by the `waiter` thread, with its reply.
+//! inline; what has to wait is carried on elsewhere, with its reply: for a writer's close by the thread `waiter`, for a part
+//! of an object that is written by `follower`, for a disk or what takes long by load threads, for other members by the
+//! runtime of the cluster.
 //! The daemon never touches a path below its own mount: the kernel would ask the daemon.
 
 // The mount: opened, agreed on with the kernel, served by threads that are looked after.

@@ -1,4 +1,7 @@
 //! A mounted session: how it is opened, with its [handshake](super::handshake), the threads, and the way out.
+//!
+//! Threads: started here are those that answer the kernel, `notifier`, `waiter`, `follower`, and those that load. The end of any is
+//! the end of the session.
 
 use std::fs::File;
 use std::io;

@@ -1,4 +1,7 @@
 //! What writers, loaders and reclaim share: the index, what is on its way, and the order of everything.
+//!
+//! Lock order: what is on its way ([`Shared::pending`]), then a shard of the index, a queue, or what is known of second places and
+//! of homes. Nothing waits for a disk under it.
 
 use std::collections::BTreeSet;
 use std::io as std_io;
