@@ -1,4 +1,13 @@
 //! Beginning: new files and new directories.
+//!
+//! Invariants
+//! - A new file gets its name and its first writer in one step, and its backing before that: who finds the name taken by then
+//!   frees the backing and joins the file that stands there.
+//! - A writer of whose file nobody knows how large it becomes is served by the daemon where there is little room, so that each
+//!   write asks for its own.
+//! - A directory whose record cannot be written is not made.
+//!
+//! Limits: a create whose name changes under it [`JOINS_MAX`] times is told that it is stale.
 
 use std::fs::File;
 use std::sync::Arc;

@@ -1,4 +1,8 @@
 //! What the cache keeps of each directory: its policy, what is stored below it, and how large its objects are.
+//!
+//! Invariant: bytes and objects that are counted of a directory are counted of each above it, too, in the same step.
+//!
+//! Limits: [`DEPTH_MAX`] levels of directories: each is gone through under the lock for what changes below it.
 
 mod policies;
 mod quotas;

@@ -1,4 +1,9 @@
 //! After a restart: the tables are built again from what the memory tier holds.
+//!
+//! Invariants
+//! - Of several versions under one name the latest stays; what has no directory any more goes.
+//! - New versions and directories have larger numbers than all that an earlier life may have given out.
+//! - What was closed, and whose writer may live, waits for [`Datapath::settle`].
 
 use hashbrown::HashMap;
 use tidefs_engine::types::{ByteCount, DirectoryId, Version};

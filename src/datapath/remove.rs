@@ -1,4 +1,9 @@
 //! How things leave: eviction, unlink, replacement, a directory's end, and the kernel's FORGET.
+//!
+//! Invariants
+//! - What loses its name keeps its slot while a handle or the kernel has it. Its bytes are handed to the caller, who frees them
+//!   when the lock is let go.
+//! - A version that is written over an object gives up its claim to the name when that goes to something else.
 
 use tidefs_engine::types::{ByteCount, ObjectCount};
 

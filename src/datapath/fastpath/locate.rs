@@ -1,4 +1,8 @@
 //! Hot path: finding the objects of a batch and taking references to them.
+//!
+//! Invariant: a reference is taken in the step in which the object is found: nothing evicts it in between.
+//!
+//! Threads: any; the lock is let go now and then in a long batch ([`super`]).
 
 use tidefs_engine::types::{KeyHash, SegmentId};
 

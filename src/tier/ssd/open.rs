@@ -1,4 +1,12 @@
 //! Putting a pool together from the places that are configured: which disks take part, and with what identity.
+//!
+//! Invariants
+//! - What is wrong with a place leaves it out, and is shown; it ends no start.
+//! - Superblocks are written last, when all that takes time is done, and a disk that did not get its own is not used in this life:
+//!   the others go ahead of it.
+//!
+//! Limits: [`DEVICES_MAX`] disks, each of [`ZONES_MIN`] zones at least.
+//! Threads: the one that opens the tier.
 
 use std::io;
 use std::path::{Path, PathBuf};
