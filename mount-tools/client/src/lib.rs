@@ -35,11 +35,12 @@ mod cache;
 mod error;
 mod statistics;
 
-// Finding objects, and looking at their bytes.
+// Finding objects, looking at their bytes, and having them stay.
 mod batch;
 mod follow;
 mod kept;
 mod lookup;
+mod pin;
 mod view;
 
 // Storing objects.
@@ -71,8 +72,8 @@ pub use cache::Cache;
 #[cfg(feature = "cuda")]
 pub use cuda::{CudaDevice, CudaError};
 pub use error::Error;
-pub use follow::Pin;
 pub use memory::Registration;
+pub use pin::Pin;
 pub use session::RELEASE_BATCH;
 pub use statistics::Statistics;
 pub use view::View;
