@@ -18,6 +18,7 @@ use std::sync::atomic::Ordering;
 
 use tidefs_engine::types::ByteCount;
 
+use super::changes_file::Changes;
 use super::disk::Disk;
 use super::drain::Drained;
 use super::format::{BLOCK, Superblock};
@@ -25,7 +26,6 @@ use super::identity::{
     FILE_NAME, Unusable, draw_uuid, flush, open_file, read_superblock, write_blocks, zone_bytes_for,
 };
 use super::io::FileDisk;
-use super::kept::Changes;
 use super::open::{Candidate, DEVICES_MAX, default_share, size_of, take_into_use};
 use super::{Shared, SsdTier};
 

@@ -228,7 +228,7 @@ fn a_disk_that_was_being_emptied_goes_on_leaving_at_the_next_start() {
         assert!(matches!(error, ChangeError::Stuck(_)), "{error}");
         assert!(std::time::Instant::now() < end, "{error}");
     }
-    assert!(kept::Changes::load(config.changes.as_deref()).leaving.is_empty());
+    assert!(changes_file::Changes::load(config.changes.as_deref()).leaving.is_empty());
     assert!(all_are_right(&tier));
 }
 
@@ -304,7 +304,7 @@ fn a_disk_that_was_added_is_used_as_far_as_it_goes_whatever_is_kept_of_its_capac
     let directory = tempfile::tempdir_in("/var/tmp").unwrap();
     let changes = directory.path().join("changes");
     let places = ["small", "forged"].map(|name| directory.path().join(name));
-    let mut kept = kept::Changes::default();
+    let mut kept = changes_file::Changes::default();
     for (place, capacity) in places.iter().zip([ByteCount::mib(64), ByteCount(u64::MAX)]) {
         std::fs::create_dir(place).unwrap();
         kept.add(place, capacity);

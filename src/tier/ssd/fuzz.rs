@@ -9,6 +9,7 @@ use std::sync::{Arc, LazyLock};
 use parking_lot::Mutex;
 use tidefs_engine::types::{ByteCount, Version};
 
+use super::changes_file::Changes;
 use super::days::Days;
 use super::disk::{Disk, Request, Ticket};
 use super::epochs::Epochs;
@@ -18,7 +19,6 @@ use super::format::{
     framed,
 };
 use super::intents;
-use super::kept::Changes;
 use super::open::Candidate;
 use super::testing::{Told, ZONE, config, data, put_of};
 use super::{

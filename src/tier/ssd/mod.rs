@@ -80,8 +80,8 @@ mod stations;
 
 // Disks that come and go while the tier is used.
 mod change;
+mod changes_file;
 mod drain;
-mod kept;
 mod moving;
 mod resume;
 mod unwritable;

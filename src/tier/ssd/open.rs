@@ -17,6 +17,7 @@ use nix::sys::statvfs::statvfs;
 use tidefs_engine::types::ByteCount;
 
 use super::admission::Budget;
+use super::changes_file::Changes;
 use super::device::Device;
 use super::disk::Disk;
 use super::epochs::Epochs;
@@ -27,7 +28,6 @@ use super::identity::{
 };
 use super::index::ZONES_MAX;
 use super::io::{FileDisk, Io};
-use super::kept::Changes;
 use super::stations::read_zones;
 
 /// Most disks of a pool: their number is a byte of a place.

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::Shared;
-use super::kept::{Changes, Leaving};
+use super::changes_file::{Changes, Leaving};
 
 /// How often it is looked whether all names are known, or the tier ends.
 const LOOK: Duration = Duration::from_millis(100);
