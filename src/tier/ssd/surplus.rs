@@ -222,7 +222,7 @@ mod tests {
         while tier.next_unnamed(&mut unnamed).is_some() {}
         let end = Instant::now() + LIMIT;
         let place = || tier.shared.index.get(&tier.shared.hash(DIRECTORY)).map(|found| found.place);
-        while !place().is_some_and(|place| place.zone.zone() < 12) {
+        while place().is_none_or(|place| place.zone.zone() >= 12) {
             assert!(place().is_some() && Instant::now() < end, "it is given up");
             std::thread::sleep(Duration::from_millis(5));
         }
