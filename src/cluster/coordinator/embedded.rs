@@ -1,7 +1,7 @@
 //! The coordinator inside the daemon: for one host, for the one that hosts it for others ([`super::hosted`]), and for tests with
 //! many members in one process.
 //!
-//! Limits: of members that are not registered the latest starts of [`STARTS_MAX`] are remembered. When there are more all of these
+//! Limits: of members that are not registered the latest starts of `STARTS_MAX` are remembered. When there are more all of these
 //! are forgotten: each start that is opened from then on is later than any of them.
 
 use std::collections::BTreeMap;
