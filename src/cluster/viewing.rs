@@ -16,7 +16,6 @@ use std::time::Instant;
 use tidefs_engine::engine::PeerDescriptor;
 use tidefs_engine::types::{MemberId, PeerId};
 use tokio::sync::{Semaphore, watch};
-use tokio::time::timeout;
 
 use super::batcher::Batcher;
 use super::catalog::owner::Owner;
@@ -123,25 +122,9 @@ impl Core {
         loop {
             let view = views.borrow_and_update().clone();
             self.adopt_view(view);
-            loop {
-                match timeout(self.config.timings.tick, views.changed()).await {
-                    Ok(Ok(())) => break,
-                    Ok(Err(_)) => return,
-                    Err(_) => self.adopt_claimed_view(),
-                }
+            if views.changed().await.is_err() {
+                return;
             }
-        }
-    }
-
-    /// Goes by the view that others speak of, if that is no news and was heard: it has the members of the last one, as whoever came
-    /// was gone again. Nothing would be remembered here without, nor answered of what was claimed in it.
-    fn adopt_claimed_view(self: &Arc<Self>) {
-        let claimed = self.needed_view.load(Ordering::Acquire);
-        if claimed > self.seen().view.number
-            && !self.is_out()
-            && let Some(view) = self.coordinator.view_of(claimed)
-        {
-            self.adopt_view(view);
         }
     }
 

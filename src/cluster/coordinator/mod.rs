@@ -121,8 +121,8 @@ impl Reachability {
 }
 
 /// Tells of the members that were heard. The same ones under a later number are no news: who is responsible for what does not
-/// change. Who hears of that number from others finds it by [`Coordinator::view_of`].
-pub(super) fn tell_view(views: &watch::Sender<View>, heard: View) {
+/// change.
+fn tell_view(views: &watch::Sender<View>, heard: View) {
     views.send_if_modified(|view| {
         let is_news = heard.number > view.number && heard.members() != view.members();
         if is_news {
@@ -130,12 +130,6 @@ pub(super) fn tell_view(views: &watch::Sender<View>, heard: View) {
         }
         is_news
     });
-}
-
-/// The members of `view` under that number, where all up to `heard` was heard and is no news since `view`.
-pub(super) fn view_of(view: &View, heard: u64, number: u64) -> Option<View> {
-    let is_heard = number <= heard.max(view.number);
-    is_heard.then(|| View::new(number.max(view.number), view.members().to_vec()))
 }
 
 /// Keeps what members agree on. All methods may be called from any thread; deadlines are absolute.
@@ -162,12 +156,6 @@ pub trait Coordinator: fmt::Debug + Send + Sync {
 
     /// Who is registered, as last heard. Numbers of views only grow.
     fn views(&self) -> watch::Receiver<View>;
-
-    /// The view with that number, or a later one, once all up to it was heard: also where it is no news, as whoever came was gone
-    /// again when this member heard of either, and others go by it.
-    fn view_of(&self, number: u64) -> Option<View> {
-        view_of(&self.views().borrow(), 0, number)
-    }
 
     /// Namespaces, as last heard.
     fn namespaces(&self) -> watch::Receiver<Namespaces>;

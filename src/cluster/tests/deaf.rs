@@ -12,8 +12,7 @@ use tokio::sync::watch;
 
 use crate::cluster::coordinator::embedded::Embedded;
 use crate::cluster::coordinator::{
-    Asked, Coordinator, CoordinatorError, NamespaceChange, Namespaces, Reachability, Start, tell_view,
-    view_of,
+    Asked, Coordinator, CoordinatorError, NamespaceChange, Namespaces, Reachability, Start,
 };
 use crate::cluster::{Member, View};
 
@@ -56,7 +55,7 @@ impl Deaf {
             while let Some(deaf) = told.upgrade() {
                 let view = said.borrow_and_update().clone();
                 if !*deafness.borrow_and_update() && view.number > deaf.views.borrow().number {
-                    tell_view(&deaf.views, view);
+                    deaf.views.send_replace(view);
                 }
                 drop(deaf);
                 let has_changed = tokio::select! {
@@ -141,12 +140,6 @@ impl Coordinator for Deaf {
 
     fn views(&self) -> watch::Receiver<View> {
         self.views.subscribe()
-    }
-
-    fn view_of(&self, number: u64) -> Option<View> {
-        let (view, latest) = (self.views.borrow().clone(), self.inner.views().borrow().clone());
-        let is_heard = !*self.is_deaf.borrow() && latest.members() == view.members();
-        view_of(&view, if is_heard { latest.number } else { 0 }, number)
     }
 
     fn namespaces(&self) -> watch::Receiver<Namespaces> {

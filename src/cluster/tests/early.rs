@@ -169,36 +169,6 @@ fn an_older_view_does_not_take_the_place_of_a_later_start() {
 }
 
 #[test]
-fn who_heard_of_nobody_that_came_and_went_meanwhile_goes_by_the_view_of_the_others() {
-    in_virtual_time(async {
-        let late = Late::new(7);
-        let (one, ear) = late.start(1).await;
-        let (two, _) = late.start(2).await;
-        sleep(SETTLED).await;
-        ear.set_deaf(true);
-        let (three, _) = late.start(3).await;
-        sleep(Duration::from_secs(1)).await;
-        three.cluster.leave(soon()).await.unwrap();
-        late.kill(three).await;
-        sleep(Duration::from_secs(1)).await;
-        let number = |host: &Host| host.cluster.core.seen().view.number;
-        assert!(number(&one) < number(&two) && !one.cluster.core.may_remember());
-        ear.set_deaf(false);
-        sleep(SETTLED).await;
-        assert_eq!(number(&one), number(&two));
-        assert!(one.cluster.core.may_remember());
-        for name in names() {
-            assert_eq!(one.look_up(&name, soon()).await, Seen::Absent, "{name}");
-            assert_eq!(one.remembers(&name), Some(Remembered::Absent), "{name}");
-            assert!(two.write(&name, b"bytes", Stamp(1), soon()).await.unwrap().is_settled, "{name}");
-            assert!(one.look_up(&name, soon()).await.is_present(), "{name}");
-        }
-        one.cluster.close().await;
-        two.cluster.close().await;
-    });
-}
-
-#[test]
 fn nobody_decides_for_a_member_that_was_started_again_and_is_there() {
     in_virtual_time(async {
         let late = Late::new(5);

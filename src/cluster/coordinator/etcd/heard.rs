@@ -8,7 +8,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use etcd_client::{EventType, KeyValue, WatchResponse};
 use tidefs_engine::types::MemberId;
@@ -110,7 +109,6 @@ impl Heard {
         if namespaces {
             self.publish_namespaces(shared);
         }
-        self.publish_revision(shared);
     }
 
     /// Takes changes up to the revision `last`, and tells nobody. Later ones count as heard of only. Returns whether some were of
@@ -157,11 +155,6 @@ impl Heard {
     pub(super) fn publish_members(&self, shared: &Shared) {
         let number = u64::try_from(self.members_revision).unwrap_or(0);
         tell_view(&shared.views, View::new(number, self.members.values().cloned().collect()));
-    }
-
-    /// What was published is all up to the revision that was heard.
-    pub(super) fn publish_revision(&self, shared: &Shared) {
-        shared.heard.fetch_max(u64::try_from(self.revision).unwrap_or(0), Ordering::AcqRel);
     }
 
     pub(super) fn publish_namespaces(&self, shared: &Shared) {

@@ -13,7 +13,6 @@
 //! `EtcdSettings::call_timeout`. [`RECORDS_MAX`] directories, as far as was heard: members that ask at one moment may pass it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -25,7 +24,6 @@ use tokio::task::JoinHandle;
 
 use super::{
     Asked, Coordinator, CoordinatorError, NamespaceChange, Namespaces, RECORDS_MAX, Reachability, Start,
-    view_of,
 };
 use crate::cluster::member::{ClusterId, Member, View};
 
@@ -117,8 +115,6 @@ struct Shared {
     settings: EtcdSettings,
     keys: Keys,
     views: watch::Sender<View>,
-    /// The revision up to which these tell all that there is of members.
-    heard: AtomicU64,
     namespaces: watch::Sender<Namespaces>,
     /// The cluster of this process: etcd is gone by while it has that.
     joined: OnceLock<ClusterId>,
@@ -175,7 +171,6 @@ impl Etcd {
             keys: Keys::of(&settings.cluster),
             settings,
             views: watch::Sender::new(View::default()),
-            heard: AtomicU64::new(0),
             namespaces: watch::Sender::new(Namespaces::default()),
             joined: OnceLock::new(),
             client: watch::Sender::new(None),
@@ -293,12 +288,6 @@ impl Coordinator for Etcd {
 
     fn views(&self) -> watch::Receiver<View> {
         self.shared.views.subscribe()
-    }
-
-    fn view_of(&self, number: u64) -> Option<View> {
-        // In this order: all up to it is in the view that is looked at then.
-        let heard = self.shared.heard.load(Ordering::Acquire);
-        view_of(&self.shared.views.borrow(), heard, number)
     }
 
     fn namespaces(&self) -> watch::Receiver<Namespaces> {

@@ -94,7 +94,6 @@ async fn hold(shared: &Shared, heard: &mut Heard, pause: &mut Duration) -> Resul
     let mut watching = catch_up(shared, &mut client, heard).await?;
     heard.publish_members(shared);
     heard.publish_namespaces(shared);
-    heard.publish_revision(shared);
     // What is refused is told at once to who asks for it.
     shared.client.send_replace(Some(Connected { client: client.clone(), cluster }));
     let mut lease = Lease::grant(client, shared).await?;

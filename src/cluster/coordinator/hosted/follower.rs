@@ -4,7 +4,7 @@
 mod session;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -20,7 +20,7 @@ use super::wire::{Answered, Ask, CHANNEL, FileState, Told, decode, encode};
 use super::{HostedSettings, StartError, another_cluster};
 use crate::cluster::coordinator::{
     Agreement, Asked, Coordinator, CoordinatorError, NamespaceChange, Namespaces, Reachability, Start,
-    tell_view, view_of,
+    tell_view,
 };
 use crate::cluster::member::{ClusterId, Member, View};
 
@@ -38,8 +38,6 @@ struct Heard {
     /// Whether another process of this host had the address when this one would have listened: the keeper, if all is well.
     is_on_this_host: AtomicBool,
     views: watch::Sender<View>,
-    /// Number of the view that was told last, which may be no news.
-    told_view: AtomicU64,
     namespaces: watch::Sender<Namespaces>,
     link: watch::Sender<Option<Arc<Link>>>,
     reachability: watch::Sender<Reachability>,
@@ -73,7 +71,6 @@ impl Follower {
             settings,
             is_on_this_host: AtomicBool::new(is_on_this_host),
             views: watch::Sender::new(View::default()),
-            told_view: AtomicU64::new(0),
             namespaces: watch::Sender::new(Namespaces::default()),
             link: watch::Sender::new(None),
             reachability: watch::Sender::new(Reachability::unknown()),
@@ -186,7 +183,6 @@ impl Heard {
         }
         *self.file.lock() = told.file;
         tell_view(&self.views, View::new(told.view, told.members));
-        self.told_view.fetch_max(told.view, Ordering::AcqRel);
         self.namespaces.send_if_modified(|namespaces| {
             let is_news = told.revision > namespaces.revision;
             if is_news {
@@ -291,12 +287,6 @@ impl Coordinator for Follower {
 
     fn views(&self) -> watch::Receiver<View> {
         self.heard.views.subscribe()
-    }
-
-    fn view_of(&self, number: u64) -> Option<View> {
-        // In this order: the view that is looked at then is not an earlier one.
-        let heard = self.heard.told_view.load(Ordering::Acquire);
-        view_of(&self.heard.views.borrow(), heard, number)
     }
 
     fn namespaces(&self) -> watch::Receiver<Namespaces> {
