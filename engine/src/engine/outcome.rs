@@ -143,16 +143,27 @@ impl Inner {
         self.count_operations(1);
         let engine = Arc::clone(self);
         self.runtime.spawn(async move {
-            tokio::select! {
-                () = tokio::time::sleep(pause_before(attempts.begun)) => {}
-                () = flight.given_up() => {}
-            }
-            if let Err(reason) = engine.repost(&flight, piece).await {
-                engine.release_operation();
-                // The first error says more than that there was no time left for a second attempt.
-                let shown = if reason == Error::DeadlinePassed { error } else { reason };
-                flight.abandon(piece, shown);
-            }
+            let mut asked = attempts;
+            let reason = loop {
+                tokio::select! {
+                    () = tokio::time::sleep(pause_before(asked.begun)) => {}
+                    () = flight.given_up() => {}
+                }
+                match engine.repost(&flight, piece).await {
+                    Ok(()) => return,
+                    // Where hundreds failed together, all of them ask for their region: there is room for more in a moment.
+                    Err(reason @ Error::Busy { .. })
+                        if engine.may_retry(&reason, asked, flight.deadline()) =>
+                    {
+                        asked = asked.again();
+                    }
+                    Err(reason) => break reason,
+                }
+            };
+            engine.release_operation();
+            // The first error says more than that there was no time left for a second attempt.
+            let shown = if reason == Error::DeadlinePassed { error } else { reason };
+            flight.abandon(piece, shown);
         });
     }
 

@@ -97,17 +97,22 @@ impl Endpoint for ScriptedEndpoint {
     }
 }
 
+/// An engine whose connections go by `script`.
+fn by_script(runtime: &Runtime, config: EngineConfig, script: &Script) -> End {
+    start_with(runtime, config, Access::ReadWrite, |parts| {
+        let inner = TransportName::Tcp.open(&TransportOptions::default(), parts)?;
+        let scripted = Scripted { inner, script: Arc::clone(script) };
+        Ok(vec![Arc::new(scripted) as Arc<dyn Transport>])
+    })
+}
+
 /// What may come back changed, or without its region, so and so often, may do so after failures as well.
 #[test]
 fn failures_take_nothing_of_the_attempts_that_other_errors_have() {
     let runtime = runtime();
     let there = end(&runtime, SOCKETS);
     let script = Script::default();
-    let here = start_with(&runtime, config(), Access::ReadWrite, |parts| {
-        let inner = TransportName::Tcp.open(&TransportOptions::default(), parts)?;
-        let scripted = Scripted { inner, script: Arc::clone(&script) };
-        Ok(vec![Arc::new(scripted) as Arc<dyn Transport>])
-    });
+    let here = by_script(&runtime, config(), &script);
     here.connect(&runtime, &there);
     let read = |errors: &[&[Error]]| {
         script.lock().extend(errors.concat());
@@ -121,4 +126,21 @@ fn failures_take_nothing_of_the_attempts_that_other_errors_have() {
     assert_eq!(read(&[&failed, &corrupt[1..], &unknown[1..]]), Ok(()));
     assert_eq!(read(&[&corrupt]), Err(corrupt[0].clone()));
     assert_eq!(read(&[&unknown]), Err(unknown[0].clone()));
+}
+
+/// Each of them asks for its region, which a failure has forgotten, and the queue of questions has an end.
+#[test]
+fn slices_that_fail_together_are_tried_again_however_few_may_ask_at_once() {
+    const SLICES: usize = 64;
+    let runtime = runtime();
+    let there = end(&runtime, SOCKETS);
+    let script = Script::default();
+    let mut narrow = config();
+    narrow.link.calls_max = 1;
+    let here = by_script(&runtime, narrow, &script);
+    here.connect(&runtime, &there);
+    script.lock().extend(vec![Error::transport("test", "as the script says"); SLICES]);
+    let read = here.request(&there, Direction::Read, 0, 0, 4096);
+    here.engine.submit(Batch::new(vec![read; SLICES], soon())).wait().into_result().unwrap();
+    assert!(script.lock().is_empty());
 }
