@@ -48,8 +48,6 @@ const WRITER_LOOK: Duration = Duration::from_millis(5);
 pub(super) struct Emptied {
     /// Those that stood in it: what still does goes with it.
     pub(super) stood: Vec<(RecordHash, Place)>,
-    /// Whether any is written again.
-    pub(super) has_moved: bool,
     /// Whether one of them is held up: then the zone stays for now.
     pub(super) is_held_up: bool,
 }
@@ -121,7 +119,6 @@ impl Shared {
             };
             match rewritten {
                 Ok(end) => {
-                    emptied.has_moved = true;
                     budget -= bytes;
                     again.extend((located.is_again && !is_pinned()).then_some(facts.hash));
                     rewriting.add(bytes, end);

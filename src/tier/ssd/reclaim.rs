@@ -126,7 +126,7 @@ impl Shared {
             return false;
         }
         let _vacated = device.vacating.begin(number);
-        let Emptied { stood, has_moved, is_held_up } = self.empty_zone(device, number, entries);
+        let Emptied { stood, is_held_up } = self.empty_zone(device, number, entries);
         if is_held_up {
             tracing::warn!(
                 device = device.name,
@@ -142,8 +142,8 @@ impl Shared {
             self.note_that_it_stays(&stood);
             return false;
         }
-        // What stands elsewhere now is durable before it is gone here: one flush for a zone.
-        if has_moved && let Err(error) = flush(&*device.disk, self.limit) {
+        // What stands elsewhere now, by an earlier attempt perhaps, is durable before it is gone here: one flush for a zone.
+        if let Err(error) = flush(&*device.disk, self.limit) {
             // That is an error of the disk, or a pause of it, and none of the zone, of which nothing is void yet.
             device.count_write_error(&error);
             device.keep_zone(number);

@@ -140,7 +140,10 @@ fn a_zone_stays_in_use_when_what_was_written_again_could_not_be_flushed() {
     let status = || tier.status().devices.remove(0);
     assert_eq!((status().write_errors, status().quarantined_zones), (1, 0));
     assert!(is_right(&tier, b"used", 1, LENGTH) && tier.holds(&key(0)).is_some());
+    disk.keeps_log.store(true, Ordering::Relaxed);
     assert!(tier.shared.take_back(&device, 0, &entries));
+    // What was written again before is durable before the zone is void.
+    assert!(matches!(disk.log.lock().first(), Some(Logged::Flush)));
     assert!(is_right(&tier, b"used", 1, LENGTH) && tier.holds(&key(0)).is_none());
     assert_eq!(status().quarantined_zones, 0);
 }
