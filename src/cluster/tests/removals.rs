@@ -386,7 +386,7 @@ fn what_only_a_member_knows_to_be_removed_when_it_stops_it_tells_when_it_is_star
         assert!(again.iter().all(|host| host.memory.state.lock().objects.is_empty()));
         let core = &again[0].cluster.core;
         // Others may have carried out what the first is still to be answered.
-        until("nothing is to be told", || core.unheard.len() == 0).await;
+        until("nothing is to be told", || core.unheard.len() == 0 && core.recalled.all().is_empty()).await;
         until("all have heard of all", || core.peers.lock().values().all(Peer::has_heard_all)).await;
         stop(&again[0]).await;
         let kept = std::fs::read_to_string(&file).unwrap_or_default();
