@@ -1,7 +1,8 @@
 //! The headroom: free bytes that passthrough writers grow into without asking, and the keeper thread that restores them.
 //!
-//! The keeper sleeps nearly always. Each of its wake-ups costs a writer on the same processor more than what it does then, so
-//! it looks again only before what is free can be filled (docs/adr/0004-room-for-passthrough-writers.md, point 3).
+//! The keeper sleeps while nobody writes, and nearly always beside who does. Each of its wake-ups costs a writer on the same
+//! processor more than what it does then, so it looks again only before what is free can be filled
+//! (docs/adr/0004-room-for-passthrough-writers.md, point 3).
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -23,7 +24,7 @@ const WATCH_INTERVAL_FEW: Duration = Duration::from_millis(2);
 const WRITE_RATE_MAX: u64 = 256 << 30;
 /// How long the keeper pauses at most however much is free.
 const WATCH_INTERVAL_MAX: Duration = Duration::from_millis(20);
-/// How long the keeper goes on watching after the last of them closed: the next one is on its way.
+/// How long the keeper goes on watching after the last of them came, or was seen: the next one is on its way.
 const WATCHED_AFTER_MS: u64 = 1000;
 /// How long the keeper sleeps at most when there are none; the next writer wakes it.
 const IDLE_INTERVAL: Duration = Duration::from_millis(500);

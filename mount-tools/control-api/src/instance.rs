@@ -54,6 +54,12 @@ pub fn earlier_log(log: &Path) -> PathBuf {
     log.with_extension("1")
 }
 
+/// Where that of a start stands that was refused while another daemon wrote to `log`: beside it.
+#[must_use]
+pub fn refused_log(log: &Path) -> PathBuf {
+    log.with_extension("refused")
+}
+
 /// The folder that holds the state of all mounts of one user on one host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateDir(PathBuf);

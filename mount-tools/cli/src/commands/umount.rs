@@ -13,7 +13,7 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
-use tidefs_control_api::instance::{Instance, earlier_log};
+use tidefs_control_api::instance::{Instance, earlier_log, refused_log};
 use tidefs_control_api::lock::{Daemon, InstanceLock, LockError};
 use tidefs_control_api::mounts;
 
@@ -157,7 +157,7 @@ fn discard(instance: &Instance) -> Result<(), CliError> {
     // No mount is left below, so this removes files of the state directory alone.
     gone(fs::remove_dir_all(instance.memory())).map_err(|error| failed("free the memory of", &error))?;
     let log = instance.log();
-    for file in [instance.control_socket(), earlier_log(&log), log] {
+    for file in [instance.control_socket(), earlier_log(&log), refused_log(&log), log] {
         gone(fs::remove_file(file)).map_err(|error| failed("clear", &error))?;
     }
     instance.remove(&lock).map_err(|error| failed("remove", &error))

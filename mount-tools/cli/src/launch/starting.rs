@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tidefs_control_api::instance::earlier_log;
+use tidefs_control_api::instance::{earlier_log, refused_log};
 
 use super::LaunchError;
 use crate::output::tell;
@@ -121,10 +121,10 @@ pub(super) fn open_log(path: &Path) -> io::Result<File> {
     OpenOptions::new().create_new(true).append(true).mode(0o600).open(path)
 }
 
-/// Takes away the log of a start that failed, and puts the one back whose place it took. Where that cannot be done the daemon that
-/// writes to it goes on with it under the name that it has now.
+/// Names the log of a start that failed `log.refused`, and puts the one back whose place it took. Where that cannot be done the
+/// daemon that writes to it goes on with it under the name that it has now.
 pub(super) fn put_log_back(path: &Path) {
-    let _ = fs::rename(earlier_log(path), path);
+    let _ = fs::rename(path, refused_log(path)).and_then(|()| fs::rename(earlier_log(path), path));
 }
 
 /// The end of a log, for the message of a failure.
@@ -169,6 +169,7 @@ mod tests {
         put_log_back(&log);
         writeln!(living, "served").unwrap();
         assert_eq!(fs::read_to_string(&log).unwrap(), "served\n");
+        assert_eq!(fs::read_to_string(refused_log(&log)).unwrap(), "refused\n");
         assert!(!earlier_log(&log).exists());
     }
 }
