@@ -81,8 +81,8 @@ pub enum Purpose {
     Reading,
 }
 
-/// Why an object is read, for as long as it is: by then somebody may have come who waits for it.
-#[derive(Clone, Debug)]
+/// Why an object is read, for as long as it is: by then somebody may have come who waits for it. The least urgent by default.
+#[derive(Clone, Debug, Default)]
 pub struct SharedPurpose(Arc<AtomicU8>);
 
 impl SharedPurpose {

@@ -14,10 +14,11 @@ use tidefs_engine::types::ByteCount;
 use super::job_lines::{JobKind, JobLines};
 use super::loader::{Job, Rest};
 use super::ways::{Way, Ways};
-use crate::cluster::{Purpose, SharedPurpose};
+use crate::cluster::SharedPurpose;
 use crate::namespace::Ino;
 
 /// One object that is to be loaded.
+#[derive(Default)]
 pub(super) struct Load {
     pub(super) waiting: Vec<Rest>,
     /// Those who can do with its first bytes.
@@ -32,21 +33,6 @@ pub(super) struct Load {
     pub(super) is_named: bool,
     /// Why it is loaded, for all who want it.
     pub(super) purpose: SharedPurpose,
-}
-
-impl Load {
-    pub(super) fn new(purpose: Purpose) -> Self {
-        Self {
-            waiting: Vec::new(),
-            at_start: Vec::new(),
-            is_running: false,
-            has_started: false,
-            since: None,
-            ahead: None,
-            is_named: false,
-            purpose: SharedPurpose::new(purpose),
-        }
-    }
 }
 
 #[derive(Default)]
@@ -162,7 +148,7 @@ impl Lines {
 
     /// A thread has done its turn. Returns who waits for it.
     pub(super) fn end(&mut self, turn: Turn) -> Load {
-        let load = self.loads.remove(&turn.ino).unwrap_or_else(|| Load::new(Purpose::Keeping));
+        let load = self.loads.remove(&turn.ino).unwrap_or_default();
         self.count -= load.waiting.len() + load.at_start.len();
         self.running_ahead -= usize::from(turn.why != Why::Wanted);
         if let Some(way) = turn.way {
@@ -176,10 +162,10 @@ impl Lines {
         self.ways.has_next(self.threads)
     }
 
-    /// Since when somebody waits for what is loaded next, and why that is.
-    pub(super) fn known(&self, next: &Next) -> Option<(Option<Instant>, SharedPurpose)> {
-        let Next::Load(turn) = next else { return None };
-        self.loads.get(&turn.ino).map(|load| (load.since, load.purpose.clone()))
+    /// Since when somebody waits for what comes next, and why it is loaded.
+    pub(super) fn known(&self, next: &Next) -> (Option<Instant>, SharedPurpose) {
+        let load = if let Next::Load(turn) = next { self.loads.get(&turn.ino) } else { None };
+        load.map(|load| (load.since, load.purpose.clone())).unwrap_or_default()
     }
 
     fn begin(&mut self, ino: Ino) -> bool {

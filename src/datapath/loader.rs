@@ -92,8 +92,9 @@ impl Loader {
             let has_started = need == Need::Start && load.is_some_and(|load| load.has_started);
             if !has_started && lines.count < WAITING_MAX && !lines.is_closed {
                 lines.count += 1;
-                let load = lines.loads.entry(ino).or_insert_with(|| Load::new(purpose));
+                let load = lines.loads.entry(ino).or_default();
                 load.since.get_or_insert_with(Instant::now);
+                load.purpose.raise(purpose);
                 match need {
                     Need::Whole | Need::Copy => load.waiting.push(rest),
                     Need::Start => load.at_start.push(rest),
@@ -140,7 +141,8 @@ impl Loader {
             return false;
         }
         let Entry::Vacant(entry) = lines.loads.entry(ino) else { return false };
-        entry.insert(Load { ahead: Some(size), is_named, ..Load::new(Purpose::Ahead) });
+        let purpose = SharedPurpose::new(Purpose::Ahead);
+        entry.insert(Load { ahead: Some(size), is_named, purpose, ..Load::default() });
         lines.ahead.push_back(ino);
         self.arrived.notify_one();
         true
@@ -249,7 +251,7 @@ impl Datapath {
     pub fn run_loads(&self) {
         self.loader.lines.lock().threads += 1;
         loop {
-            let (next, known) = loop {
+            let (next, (since, purpose)) = loop {
                 let has_late = SsdTier::settle_late_loads();
                 let mut lines = self.loader.lines.lock();
                 if let Some(next) = lines.next() {
@@ -275,7 +277,6 @@ impl Datapath {
                 }
             };
             let ino = turn.ino;
-            let (since, purpose) = known.unwrap_or_else(|| (None, SharedPurpose::new(Purpose::Reading)));
             if turn.way.is_none()
                 && let Some(way) = self.way_of(ino)
                 && !self.loader.lines.lock().goes_by(way, &mut turn)
@@ -286,7 +287,7 @@ impl Datapath {
             // A miss is told by what waits for it.
             let outcome = match turn.why {
                 Why::Ahead => self.promote_into_free_room(ino),
-                Why::Named => self.promote_as(ino, ReadFor::Ahead, purpose),
+                Why::Named => self.promote_as(ino, ReadFor::Ahead, &purpose),
                 Why::Wanted
                     if !matches!(turn.way, Some(Way::Member(_)))
                         && self.has_waited_too_long(since)
@@ -295,7 +296,7 @@ impl Datapath {
                     self.telemetry.ssd_promotion_misses.increment();
                     Err(Error::NoObject)
                 }
-                Why::Wanted => self.promote_as(ino, ReadFor::Use, purpose),
+                Why::Wanted => self.promote_as(ino, ReadFor::Use, &purpose),
             };
             let load = self.loader.end(turn);
             let is_wanted = !load.waiting.is_empty() || !load.at_start.is_empty() || load.has_started;

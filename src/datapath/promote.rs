@@ -44,8 +44,6 @@ struct Wanted {
     is_small: bool,
     /// Of what is read from SSD.
     reason: ReadFor,
-    /// Of what is read from another member.
-    purpose: SharedPurpose,
 }
 
 /// An object that is in memory. What nobody has to wait for is done when this is dropped, after those who waited for the object
@@ -148,7 +146,6 @@ impl Datapath {
             directory,
             is_small: object.size < self.settings.packed_max,
             reason: ReadFor::Use,
-            purpose: SharedPurpose::new(Purpose::Reading),
         })
     }
 
@@ -162,7 +159,7 @@ impl Datapath {
 
     /// The same, counted for another reason.
     pub(super) fn promote_for(&self, ino: Ino, reason: ReadFor) -> Result<Promoted<'_>, Error> {
-        self.promote_as(ino, reason, SharedPurpose::new(Purpose::Reading))
+        self.promote_as(ino, reason, &SharedPurpose::new(Purpose::Reading))
     }
 
     /// The same, of what programs do not wait for, too.
@@ -170,11 +167,11 @@ impl Datapath {
         &self,
         ino: Ino,
         reason: ReadFor,
-        purpose: SharedPurpose,
+        purpose: &SharedPurpose,
     ) -> Result<Promoted<'_>, Error> {
         let mut promoted = Promoted { datapath: self, arrived: None, fetched: None, has_loaded: false };
         let Some(wanted) = self.wanted(&self.lock(), ino) else { return Ok(promoted) };
-        let wanted = Wanted { reason, purpose, ..wanted };
+        let wanted = Wanted { reason, ..wanted };
         // Nothing leaves memory for what is not going to be read.
         if wanted.away.is_none() && self.ssd.get().is_some_and(|ssd| !ssd.may_load(&wanted.key)) {
             self.telemetry.ssd_promotion_misses.increment();
@@ -186,7 +183,7 @@ impl Datapath {
             if wanted.is_small {
                 self.promote_small(ino, &wanted).map(|()| None)
             } else {
-                self.promote_solo(ino, &wanted)
+                self.promote_solo(ino, &wanted, purpose)
             }
         });
         match outcome {
@@ -322,11 +319,16 @@ impl Datapath {
         }
     }
 
-    fn promote_solo(&self, ino: Ino, wanted: &Wanted) -> Result<Option<Fetched>, Error> {
+    fn promote_solo(
+        &self,
+        ino: Ino,
+        wanted: &Wanted,
+        purpose: &SharedPurpose,
+    ) -> Result<Option<Fetched>, Error> {
         // Who has the bytes is asked for them before there is a place for them.
         let source = match &wanted.away {
             Some(away) => {
-                let fetch = self.begin_fetch(away, wanted.size)?.for_purpose(wanted.purpose.clone());
+                let fetch = self.begin_fetch(away, wanted.size)?.for_purpose(purpose.clone());
                 Source::Member(away, Box::new(fetch))
             }
             None => Source::Ssd(self.ssd.get().ok_or(Error::NoObject)?),

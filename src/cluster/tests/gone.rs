@@ -141,22 +141,26 @@ fn a_thousand_names_that_do_not_come_back_are_no_peers_and_are_forgotten_in_the_
     });
 }
 
+/// What another owner tells when it has just lost these members.
+fn word_of_lost(members: impl IntoIterator<Item = u64>) -> Replicate {
+    Replicate {
+        view: 1,
+        is_decided: false,
+        keys: Vec::new(),
+        complete: Vec::new(),
+        horizon_age_ms: None,
+        away_ms: members.into_iter().map(|member| (MemberId(member), 0)).collect(),
+    }
+}
+
 #[test]
 fn who_was_never_met_and_was_away_for_too_long_is_not_believed_after_a_moment_in_touch() {
     in_virtual_time(async {
         let (network, coordinator) = (Network::new(1), Embedded::new(ClusterId(7)));
         let host = start(1, &network, &coordinator).await;
         let core = &host.cluster.core;
-        let (now, away_ms) = (core.now(), vec![(MemberId(9), 0)]);
-        let word = Replicate {
-            view: 1,
-            is_decided: false,
-            keys: Vec::new(),
-            complete: Vec::new(),
-            horizon_age_ms: None,
-            away_ms,
-        };
-        core.owner.lock().learn_rest(MemberId(2), &word, now);
+        let now = core.now();
+        core.owner.lock().learn_rest(MemberId(2), &word_of_lost([9]), now);
         let late = now + core.config.timings.tombstones;
         core.expire_removals(late);
         assert_eq!(core.owner.lock().horizon_age_ms(late), Some(600_000));
@@ -178,15 +182,7 @@ fn those_that_others_have_lost_and_that_are_never_met_are_forgotten_in_the_end()
         let (network, coordinator) = (Network::new(1), Embedded::new(ClusterId(7)));
         let host = start(1, &network, &coordinator).await;
         let core = &host.cluster.core;
-        let word = Replicate {
-            view: 1,
-            is_decided: false,
-            keys: Vec::new(),
-            complete: Vec::new(),
-            horizon_age_ms: None,
-            away_ms: (2..2 + NAMES).map(|id| (MemberId(id), 0)).collect(),
-        };
-        core.owner.lock().learn_rest(MemberId(2), &word, core.now());
+        core.owner.lock().learn_rest(MemberId(2), &word_of_lost(2..2 + NAMES), core.now());
         let time = core.config.timings;
         sleep(time.tombstones + 4 * time.tick).await;
         assert!(core.owner.lock().kept_of_others() > 0, "as of those that were met and are gone");

@@ -45,7 +45,7 @@ fn what_another_member_wants_to_be_here_is_loaded_for_that_alone_unless_a_progra
     let mut lines = loader.lines.lock();
     for purpose in [Purpose::Keeping, Purpose::Reading, Purpose::Ahead, Purpose::Reading] {
         let next = lines.next().unwrap();
-        assert_eq!(lines.known(&next).unwrap().1.get(), purpose);
+        assert_eq!(lines.known(&next).1.get(), purpose);
     }
 }
 
@@ -57,7 +57,7 @@ fn what_is_loaded_ahead_is_less_urgent_than_what_somebody_waits_for() {
     let mut lines = loader.lines.lock();
     for purpose in [Purpose::Reading, Purpose::Ahead] {
         let next = lines.next().unwrap();
-        assert_eq!(lines.known(&next).unwrap().1.get(), purpose);
+        assert_eq!(lines.known(&next).1.get(), purpose);
     }
 }
 
@@ -70,7 +70,7 @@ fn what_is_being_loaded_becomes_as_urgent_as_whoever_comes_to_wait_for_it() {
         let (ino, purpose) = {
             let mut lines = loader.lines.lock();
             let next = lines.next().unwrap();
-            let purpose = lines.known(&next).unwrap().1;
+            let purpose = lines.known(&next).1;
             let Next::Load(turn) = next else { panic!("there are no jobs") };
             (turn.ino, purpose)
         };
