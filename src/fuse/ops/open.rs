@@ -158,11 +158,10 @@ pub(in crate::fuse) fn create(
     }
     let Dispatcher { datapath, kernel, lifetimes, .. } = dispatcher;
     let is_long = datapath.is_long_to_create(ino(parent), name.as_bytes(), options(flags));
-    let wait = datapath.slot_file_wait();
-    let wanted =
-        Wanted { caller: caller(request), parent: ino(parent), name: name.into(), mode, flags, wait };
+    let wanted = Wanted { caller: caller(request), parent: ino(parent), name: name.into(), mode, flags };
     let (datapath, kernel, lifetimes) = (Arc::clone(datapath), Arc::clone(kernel), *lifetimes);
     if is_long {
+        let wait = datapath.slot_file_wait();
         let rest = move |reply| create_or_load(datapath, kernel, lifetimes, wanted, wait, reply);
         dispatcher.at_leisure("create", reply, rest);
     } else {
@@ -177,8 +176,6 @@ struct Wanted {
     name: OsString,
     mode: u32,
     flags: i32,
-    /// How long it may wait where it keeps nobody else waiting.
-    wait: Wait,
 }
 
 /// Makes a file, or opens what stands there, when that is in memory.
@@ -195,7 +192,7 @@ fn create_or_load(
         Err((Lacks::Bytes, reply)) => reply,
         Err((Lacks::Room, reply)) => {
             // Files there are to be slot files since a moment ago.
-            let (waiting, wait) = (Arc::clone(&datapath), wanted.wait);
+            let (waiting, wait) = (Arc::clone(&datapath), datapath.slot_file_wait());
             let rest = move |reply| create_or_load(datapath, kernel, lifetimes, wanted, wait, reply);
             return at_leisure(&waiting, "create", reply, rest);
         }
@@ -204,9 +201,9 @@ fn create_or_load(
     let Some(number) = datapath.must_load_child(wanted.parent, wanted.name.as_bytes()) else {
         return reply.error(fail("create", &Error::NoObject));
     };
-    let waiting = Arc::clone(&datapath);
+    let (waiting, wait) = (Arc::clone(&datapath), datapath.slot_file_wait());
     let rest = move |_| {
-        if let Err((_, reply)) = create_file(&datapath, &kernel, lifetimes, &wanted, wanted.wait, reply) {
+        if let Err((_, reply)) = create_file(&datapath, &kernel, lifetimes, &wanted, wait, reply) {
             reply.error(fail("create", &Error::NoObject));
         }
     };
@@ -231,7 +228,7 @@ fn create_file(
     wait: Wait,
     reply: ReplyCreate,
 ) -> Result<(), (Lacks, ReplyCreate)> {
-    let Wanted { caller, parent, name, mode, flags, .. } = wanted;
+    let Wanted { caller, parent, name, mode, flags } = wanted;
     let created = datapath.create_within(caller, *parent, name.as_bytes(), *mode, options(*flags), wait);
     let answered = created.and_then(|(stat, opened)| {
         let answer = passthrough::answer(datapath, kernel, &reply, &opened);
