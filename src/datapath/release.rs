@@ -164,7 +164,7 @@ impl Datapath {
         // What was an object once is one again, whatever its name is.
         let was_sealed = state.object(slot).is_some_and(|object| object.version > Version::default());
         if !is_pending && !was_sealed && self.is_temporary(&state.tree.name(slot)) {
-            self.give_back_surplus(state, slot);
+            self.give_back_surplus(state, slot, None);
             state.park(slot, stat.size, self.now_ms());
             return;
         }

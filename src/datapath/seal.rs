@@ -94,11 +94,12 @@ impl Datapath {
         }
     }
 
-    /// Gives back what was reserved beyond the end of the file in `slot`, which has no writer.
+    /// Gives back what was reserved beyond the end of the file in `slot`, which has no writer. `known`: its backing file as it was
+    /// asked for a moment ago, without any writer either.
     ///
     /// The lock is held throughout: whoever opens the file as soon as it is let go writes beyond what is its end now, and
     /// cutting it there would take that away.
-    pub(super) fn give_back_surplus(&self, state: &mut State, slot: Slot) {
+    pub(super) fn give_back_surplus(&self, state: &mut State, slot: Slot, known: Option<&Metadata>) {
         let Some(object) = state.object_mut(slot) else { return };
         let (Some(open), Place::Solo(_)) = (object.open.as_deref_mut(), &object.place) else { return };
         if open.writers == 0 {
@@ -109,7 +110,8 @@ impl Datapath {
         else {
             return;
         };
-        let trimmed = file.metadata().map_err(Error::io("stat of a segment")).and_then(|metadata| {
+        let asked = known.map_or_else(|| file.metadata(), |known| Ok(known.clone()));
+        let trimmed = asked.map_err(Error::io("stat of a segment")).and_then(|metadata| {
             let length = ByteCount(metadata.len());
             let end = length.round_up_to_pages();
             if reserved > end {
@@ -194,17 +196,30 @@ impl Datapath {
         thread: Option<u32>,
         afterwards: &mut Afterwards,
     ) -> Result<(), Error> {
-        let directory = state.directory_id(parent)?;
         if !state.tree.is_living_directory(parent) {
             return Err(Error::Stale);
         }
-        let is_in_place = state.final_place(slot) == (parent, name.clone());
-        let is_temporary = self.is_temporary(&name);
         state.harden(slot);
         self.open_backing(state, slot)?;
         let object = state.object(slot).ok_or(Error::IsDirectory)?;
         let file = Arc::clone(object.file().ok_or(Error::Stale)?);
         let metadata = file.metadata().map_err(Error::io("stat of a segment"))?;
+        self.publish_measured(state, slot, (parent, name), thread, (&file, metadata), afterwards)
+    }
+
+    /// As [`Datapath::publish`], by who has asked the backing file just now, under the lock. The directory is known to live.
+    pub(super) fn publish_measured(
+        &self,
+        state: &mut State,
+        slot: Slot,
+        (parent, name): (Slot, Name),
+        thread: Option<u32>,
+        (file, metadata): (&File, Metadata),
+        afterwards: &mut Afterwards,
+    ) -> Result<(), Error> {
+        let directory = state.directory_id(parent)?;
+        let is_in_place = state.final_place(slot) == (parent, name.clone());
+        let is_temporary = self.is_temporary(&name);
         let size = ByteCount(metadata.len());
         let version = state.take_version();
         let key = super::key_hash(directory, name.as_bytes());
@@ -226,7 +241,7 @@ impl Datapath {
         record.size = size;
         record.sealed_at_ns = sealed_at_ns;
         record.predecessor = predecessor_version;
-        self.tier.seal(&file, &record)?;
+        self.tier.seal_measured(file, &record)?;
 
         // Nothing fails from here on.
         let heir = self.take_final_place(state, slot, parent, name, is_in_place, afterwards);
@@ -327,7 +342,7 @@ impl Datapath {
         let stored_ns = state.tree.node(slot).attributes.mtime_ns;
         let last_ns = |metadata: &Metadata| last_written_ns(stored_ns, metadata, self.now_ns());
         let written_ns = metadata.as_ref().map_or(stored_ns, last_ns);
-        self.give_back_surplus(state, slot);
+        self.give_back_surplus(state, slot, metadata.as_ref());
         let went_on = wrote_since && written_ns != stored_ns;
         if now != before || went_on {
             // The writer went on after the rename through a descriptor it had kept.

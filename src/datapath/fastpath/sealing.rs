@@ -143,12 +143,14 @@ impl Datapath {
             if !state.may_put(session.credentials(), parent, present) {
                 return Err(Error::NotPermitted("making that name"));
             }
-            if file.metadata().map_err(Error::io("stat of a segment"))?.len() != size.get() {
+            let metadata = file.metadata().map_err(Error::io("stat of a segment"))?;
+            if metadata.len() != size.get() {
                 return Err(Error::Invalid("longer than it is sealed"));
             }
             let known = present.is_some_and(|present| state.tree.node(present).lookups > 0);
             *is_unknown |= known || self.fast.absences.may_hold(key_hash(directory, name.as_bytes()));
-            self.publish(state, slot, parent, name, Some(caller.thread.0), afterwards)?;
+            let (thread, measured) = (Some(caller.thread.0), (&*file, metadata));
+            self.publish_measured(state, slot, (parent, name), thread, measured, afterwards)?;
             afterwards.changed.extend(self.note_name_shown(state, parent));
             Ok(())
         });

@@ -221,17 +221,15 @@ impl Datapath {
             let is_reachable = shared.is_tainted || is_lent;
             let shape = shared.shape.filter(|_| !is_reachable);
             // Opened before it loses its name.
-            let file = (!is_reachable).then(|| self.tier.open_segment(segment).ok()).flatten();
+            let file = (!is_reachable).then(|| self.tier.open_segment(segment).ok()).flatten().map(Arc::new);
             if let (Some(shape), Some(file)) = (shape, &file)
                 && let Some(oldest) = segments.pool.admit(shape)
             {
                 surplus = oldest;
                 surplus.iter().for_each(|waiting| segments.retire(waiting.segment));
-                if self.tier.unseal(file).is_ok()
-                    && let Ok(file) = file.try_clone()
-                {
+                if self.tier.unseal(file).is_ok() {
                     segments.known.remove(&segment);
-                    segments.pool.keep(Waiting { shape, segment, file: Arc::new(file) });
+                    segments.pool.keep(Waiting { shape, segment, file: Arc::clone(file) });
                     drop(segments);
                     surplus.iter().for_each(|waiting| self.give_up_segment(waiting.segment, &waiting.file));
                     return;

@@ -203,6 +203,14 @@ impl MemoryTier {
                 record: record.size,
             });
         }
+        self.seal_measured(file, record)
+    }
+
+    /// The same for who took the size in the record from the file itself, a moment ago: it is not asked once more.
+    ///
+    /// # Errors
+    /// [`MemoryError::Record`], [`MemoryError::Io`].
+    pub fn seal_measured(&self, file: &File, record: &ObjectRecord) -> Result<(), MemoryError> {
         let encoded =
             record.encode().map_err(|source| MemoryError::Record { path: error::path_of(file), source })?;
         self.attribute
