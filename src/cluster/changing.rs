@@ -1,6 +1,8 @@
 //! Changes of the catalog: sent to whoever decides about their key, where they are put in order ([`super::deciding`]).
 //!
-//! Invariant: nothing is sent, or decided, about a path that is [too long](is_told_of) for a message.
+//! Invariants
+//! - Nothing is sent, or decided, about a path that is [too long](is_told_of) for a message.
+//! - A removal that may be done already takes nothing away that was published since, whoever is sent it once more.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,6 +35,14 @@ impl Item for Sent {
     }
 }
 
+/// Why a member has not said what became of a change.
+#[derive(Debug)]
+pub(super) struct Unanswered {
+    reason: String,
+    /// It may be done all the same.
+    was_sent: bool,
+}
+
 /// Whether nobody waits for what becomes of it.
 pub(super) fn is_note(change: &Change) -> bool {
     matches!(change, Change::Hold { .. } | Change::LetGo { .. })
@@ -42,10 +52,17 @@ pub(super) fn is_note(change: &Change) -> bool {
 /// then stays. `contact_age_ms`: as in an announcement.
 fn late(change: Change, contact_age_ms: u64) -> Change {
     match change {
-        Change::Remove { path, at } => Change::RemoveThrough { path, through: at },
         Change::Publish { path, proposed: stamp, facts, .. } => {
             Change::Announce { path, stamp, facts, medium: Medium::Memory, contact_age_ms }
         }
+        change => again(change),
+    }
+}
+
+/// What a change is when it is sent again and may be done already: others may have gone on since.
+fn again(change: Change) -> Change {
+    match change {
+        Change::Remove { path, at } => Change::RemoveThrough { path, through: at },
         change => change,
     }
 }
@@ -142,30 +159,32 @@ impl Core {
         member: MemberId,
         change: Change,
         deadline: Instant,
-    ) -> Result<Outcome, String> {
+    ) -> Result<Outcome, Unanswered> {
         if let Some(outcome) = outcome_of_untold(&change) {
             return Ok(outcome);
         }
         if member == self.me.member {
             return Ok(self.change_here(change, deadline).await);
         }
+        let unsent = |reason: String| Unanswered { reason, was_sent: false };
         if self.is_suspect(member) {
-            return Err(format!("member {member} is lost"));
+            return Err(unsent(format!("member {member} is lost")));
         }
         let patience = self.until(deadline);
         if patience.is_zero() {
             // In a message with others it would have all of them answered at once.
-            return Err("there is no time left".to_owned());
+            return Err(unsent("there is no time left".to_owned()));
         }
         let receiver = self
             .push_change(member, change, deadline, Haste::Now)
-            .ok_or("too much waits for the member already")?;
+            .ok_or_else(|| unsent("too much waits for the member already".to_owned()))?;
+        let unanswered = |reason| Unanswered { reason, was_sent: true };
         match timeout_at(deadline.into(), receiver).await {
             Ok(Ok(outcome)) => Ok(outcome),
-            Ok(Err(_)) => Err(format!("member {member:x} did not answer", member = member.0)),
+            Ok(Err(_)) => Err(unanswered(format!("member {member:x} did not answer", member = member.0))),
             Err(_) => {
                 self.note_slow(member, patience, deadline);
-                Err(format!("member {member:x} did not answer in time", member = member.0))
+                Err(unanswered(format!("member {member:x} did not answer in time", member = member.0)))
             }
         }
     }
@@ -182,7 +201,7 @@ impl Core {
     /// As [`Core::change`]; nobody is asked any more once it is not wanted.
     pub(super) async fn change_while(
         self: &Arc<Self>,
-        change: Change,
+        mut change: Change,
         deadline: Instant,
         is_wanted: impl Fn() -> bool + Send,
     ) -> Result<Outcome, ClusterError> {
@@ -206,7 +225,12 @@ impl Core {
                         reason = "those who serve it do not agree yet on who decides".to_owned();
                     }
                     Ok(outcome) => return Ok(outcome),
-                    Err(error) => reason = error,
+                    Err(unanswered) => {
+                        reason = unanswered.reason;
+                        if unanswered.was_sent {
+                            change = again(change);
+                        }
+                    }
                 }
             }
             if !is_anyone_there || self.until(deadline) <= AGAIN {

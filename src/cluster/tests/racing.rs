@@ -14,6 +14,7 @@ use super::members::name_served;
 use super::memory::Object;
 use super::network::Network;
 use super::simulation::from_environment;
+use crate::cluster::catalog::wire::Answered;
 use crate::cluster::coordinator::embedded::Embedded;
 use crate::cluster::shards::KeyId;
 use crate::cluster::*;
@@ -23,10 +24,14 @@ const NETWORKS: u64 = 20;
 
 /// Three members, and a name of which the second decides, with the third beside it.
 async fn three(seed: u64) -> (Vec<Host>, String) {
-    let (network, coordinator) = (Network::new(seed), Embedded::new(ClusterId(7)));
+    three_over(&Network::new(seed)).await
+}
+
+async fn three_over(network: &Arc<Network>) -> (Vec<Host>, String) {
+    let coordinator = Embedded::new(ClusterId(7));
     let mut hosts = Vec::new();
     for id in 1..=3 {
-        hosts.push(start(id, &network, &coordinator).await);
+        hosts.push(start(id, network, &coordinator).await);
     }
     sleep(Duration::from_secs(3)).await;
     let name =
@@ -107,6 +112,31 @@ fn two_that_publish_one_name_leave_the_version_of_one_of_them() {
             all_find(&hosts, &name, if is_one { b"one" } else { b"other" }).await;
         });
     }
+}
+
+#[test]
+fn a_removal_of_which_the_answer_is_lost_leaves_what_was_published_since() {
+    in_virtual_time(async {
+        let network = Network::new(1);
+        let (hosts, name) = three_over(&network).await;
+        hosts[1].write(&name, b"old", Stamp(10), soon()).await.unwrap();
+        let (host, removed) = (hosts[0].clone(), name.clone());
+        let deadline = soon() + Duration::from_secs(60);
+        let removal = tokio::spawn(async move { host.unlink(&removed, Stamp(15), deadline).await });
+        let primary = &hosts[1].cluster.core;
+        let key = KeyId::of(name.as_bytes());
+        while matches!(primary.owner.lock().look_at(key), Answered::Present { .. }) {
+            sleep(Duration::from_millis(1)).await;
+        }
+        // It is decided, and the one who decided is not reached for a while.
+        network.part(hosts[0].cluster.core.me, primary.me);
+        network.end(hosts[0].cluster.core.me, primary.me, "reset");
+        hosts[1].write(&name, b"since", Stamp(20), soon()).await.unwrap();
+        assert!(!removal.is_finished(), "its answer came");
+        network.join(hosts[0].cluster.core.me, primary.me);
+        removal.await.unwrap().unwrap();
+        all_find(&hosts, &name, b"since").await;
+    });
 }
 
 /// The time by the clock of a host, later than the version that it shows.
