@@ -119,7 +119,7 @@ impl Owner {
             }
             Change::Announce { stamp, facts, medium, contact_age_ms, .. } => {
                 let claimed = now.checked_sub(Duration::from_millis(*contact_age_ms));
-                let contact = claimed.max(self.contacts.get(&from.member).copied());
+                let contact = self.contact(from.member, claimed);
                 let put = self.table.announce(key, slot, *stamp, *facts, *medium, contact);
                 Ok(self.put_effects(asked, put))
             }

@@ -102,6 +102,17 @@ impl Owner {
         }
     }
 
+    /// When `member` had last heard of all that was removed; it says `claimed`. Who was lost here may not have noticed that:
+    /// until it has told what it holds, no later time is believed than that at which it was lost.
+    pub(super) fn contact(&self, member: MemberId, claimed: Option<Duration>) -> Option<Duration> {
+        let known = self.contacts.get(&member).copied();
+        if self.disbelieved.contains(&member) {
+            return known;
+        }
+        let latest = claimed.max(known);
+        self.away.get(&member).map_or(latest, |&lost_at| latest.min(Some(lost_at)))
+    }
+
     /// `member` is not expected any more. Where it was away for too long it stays disbelieved: if it comes and is lost at once, that
     /// moment is no contact.
     pub fn forget_member(&mut self, member: MemberId) {

@@ -355,3 +355,22 @@ fn who_is_away_for_longer_than_removals_are_remembered_is_believed_in_what_other
     publish(&mut owner, start(3, 1), &path, Stamp(20));
     assert_eq!(brought(&mut owner), Outcome::Done { stamp: Stamp(20) });
 }
+
+#[test]
+fn who_did_not_notice_that_it_was_lost_is_not_believed_to_have_been_in_touch() {
+    let (mut owner, path) = owner();
+    let late = NOW + Duration::from_secs(600);
+    let brought = |owner: &mut Owner| {
+        let (stamp, facts, medium) = (Stamp(20), facts_of(20), Medium::Memory);
+        let change = Change::Announce { path: path.clone(), stamp, facts, medium, contact_age_ms: 0 };
+        owner.change(start(2, 1), &change, late).outcome
+    };
+    owner.note_contact(MemberId(2), NOW);
+    // It was removed while that one was away, which is forgotten.
+    owner.table.tombstones_mut().raise_horizon(NOW + Duration::from_secs(1));
+    assert_eq!(brought(&mut owner), Outcome::Refused { through: Stamp(20) });
+    assert_eq!(owner.expire(late).disbelieved, [MemberId(2)]);
+    assert_eq!(brought(&mut owner), Outcome::Refused { through: Stamp(20) });
+    owner.change(start(2, 1), &Change::Announced { view: 1 }, late);
+    assert_eq!(brought(&mut owner), Outcome::Done { stamp: Stamp(20) });
+}
