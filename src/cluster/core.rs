@@ -324,7 +324,7 @@ impl Core {
             LEND => Lend::decode(body).map(|lend| self.answer_lend(peer, lend)),
             KEEP => Keep::decode(body).map(|keep| self.answer_keep(peer, keep)),
             AGREED => Agreed::decode(body).map(|agreed| self.answer_agreed(agreed)),
-            DRAIN => Drain::decode(body).map(|drain| self.answer_drain(&drain)),
+            DRAIN => Drain::decode(body).map(|drain| self.answer_drain(drain)),
             LIST => List::decode(body).map(|list| Answer::Now(Ok(self.answer_list(&list).encode()))),
             _ => return Answer::Now(Err(format!("nobody answers on channel {}", channel.0))),
         };

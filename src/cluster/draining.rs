@@ -7,15 +7,16 @@
 //!   When its time is over before, or nobody takes what is left, it stays a member, and a later drain begins with what is left.
 //! - A start of a member that was draining goes on with that, until the time that it was given.
 //!
-//! Limits: one drain at a time; another one only gives it another time.
+//! Limits: one drain at a time; another one only gives it another time. Who looks how far it is waits for no disk.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tidefs_engine::engine::Answer;
-use tidefs_engine::types::{ByteCount, MemberId, PeerId};
+use tidefs_engine::types::{BoxFuture, ByteCount, MemberId, PeerId};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
@@ -41,7 +42,10 @@ pub(super) const PAUSE: Duration = Duration::from_millis(500);
 /// How far the drain of this member is.
 #[derive(Debug, Default)]
 pub(super) struct Draining {
+    /// Held for a look: who asks for a name has one.
     state: Mutex<State>,
+    /// Held while the file is written, so that it says what began or ended last. Taken before the state.
+    pub(super) keeping: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -130,8 +134,11 @@ impl Core {
         self.draining.state.lock().report.clone()
     }
 
-    pub(super) fn answer_drain(self: &Arc<Self>, drain: &Drain) -> Answer {
-        Answer::Now(self.drain_here(&drain.order).map(|report| report.encode()))
+    pub(super) fn answer_drain(self: &Arc<Self>, drain: Drain) -> Answer {
+        let core = Arc::clone(self);
+        Answer::Later(Box::pin(
+            async move { core.drain_here(drain.order).await.map(|report| report.encode()) },
+        ))
     }
 
     /// Has `member` drain itself, or tells how far it is.
@@ -141,7 +148,7 @@ impl Core {
         order: DrainOrder,
     ) -> Result<DrainReport, ClusterError> {
         if member == self.me.member {
-            return self.drain_here(&order).map_err(ClusterError::Refused);
+            return self.drain_here(order).await.map_err(ClusterError::Refused);
         }
         let body = Drain { order }.encode();
         match self.call(member, DRAIN, body, self.in_background()).await {
@@ -157,34 +164,61 @@ impl Core {
         }
     }
 
-    fn drain_here(self: &Arc<Self>, order: &DrainOrder) -> Result<DrainReport, String> {
-        let mut state = self.draining.state.lock();
-        let DrainOrder::Begin { within_ms } = order else {
-            if *order == DrainOrder::Stop && state.report.phase == DrainPhase::Copying {
-                state.until = Some(Duration::ZERO);
+    async fn drain_here(self: &Arc<Self>, order: DrainOrder) -> Result<DrainReport, String> {
+        match order {
+            DrainOrder::Ask => {}
+            DrainOrder::Stop => {
+                let mut state = self.draining.state.lock();
+                if state.report.phase == DrainPhase::Copying {
+                    state.until = Some(Duration::ZERO);
+                }
             }
-            return Ok(state.report.clone());
-        };
-        let is_anyone_there = self.seen().view.members().iter().any(|member| member.id != self.me.member);
-        if !is_anyone_there && state.report.phase != DrainPhase::Left {
-            return Err("no other member is there to take what this one holds; \
-                        add one, or stop the daemon, which keeps what it has with on_stop=keep"
-                .to_owned());
-        }
-        let until = within_ms.map(|within| self.now() + Duration::from_millis(within));
-        if state.report.phase != DrainPhase::Left {
-            Unfinished::within(*within_ms).store(self.config.drain_file.as_deref());
-        }
-        match state.report.phase {
-            DrainPhase::Left => {}
-            DrainPhase::Copying => state.until = until,
-            DrainPhase::Idle | DrainPhase::Late | DrainPhase::Stuck => {
-                state.until = until;
-                state.report = DrainReport { phase: DrainPhase::Copying, ..DrainReport::default() };
-                self.spawn(Arc::clone(self).drain_until_left());
+            DrainOrder::Begin { within_ms } => {
+                // Whoever asked may be gone when the disk answers.
+                let begun = self.runtime.spawn(self.begin_to_drain(within_ms)).await;
+                begun.unwrap_or_else(|error| Err(error.to_string()))?;
             }
         }
-        Ok(state.report.clone())
+        Ok(self.drain_report())
+    }
+
+    /// Drains from now on, or has the drain that is under way another time. The file says so first.
+    fn begin_to_drain(self: &Arc<Self>, within_ms: Option<u64>) -> BoxFuture<'static, Result<(), String>> {
+        let core = Arc::clone(self);
+        Box::pin(async move {
+            let _keeping = core.draining.keeping.lock().await;
+            if core.drain_report().phase == DrainPhase::Left {
+                return Ok(());
+            }
+            if !core.seen().view.members().iter().any(|member| member.id != core.me.member) {
+                return Err("no other member is there to take what this one holds; \
+                            add one, or stop the daemon, which keeps what it has with on_stop=keep"
+                    .to_owned());
+            }
+            let unfinished = Unfinished::within(within_ms);
+            core.keep_drain(move |file| unfinished.store(Some(file))).await;
+            let until = within_ms.map(|within| core.now() + Duration::from_millis(within));
+            let mut state = core.draining.state.lock();
+            match state.report.phase {
+                // Meanwhile. Its end has the file forgotten.
+                DrainPhase::Left => {}
+                DrainPhase::Copying => state.until = until,
+                DrainPhase::Idle | DrainPhase::Late | DrainPhase::Stuck => {
+                    state.until = until;
+                    state.report = DrainReport { phase: DrainPhase::Copying, ..DrainReport::default() };
+                    core.spawn(Arc::clone(&core).drain_until_left());
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Has the file of the drain changed, if there is one, on a thread that may wait.
+    async fn keep_drain(&self, change: impl FnOnce(&Path) + Send + 'static) {
+        let Some(file) = self.config.drain_file.clone() else { return };
+        if let Err(error) = self.runtime.spawn_blocking(move || change(&file)).await {
+            tracing::warn!(%error, "whether this member drains was not kept for its next start");
+        }
     }
 
     /// Goes on with the drain that an earlier start of this member had begun. It keeps nothing for others from now on, and
@@ -236,11 +270,18 @@ impl Core {
             }
         };
         self.parting.end();
-        let mut state = self.draining.state.lock();
-        state.report.phase = end;
-        state.others.clear();
-        Unfinished::forget(self.config.drain_file.as_deref());
-        let left = state.report.objects_left;
+        let left = {
+            let mut state = self.draining.state.lock();
+            state.report.phase = end;
+            state.others.clear();
+            state.report.objects_left
+        };
+        let keeping = self.draining.keeping.lock().await;
+        // Unless another one has begun.
+        if self.drain_report().phase != DrainPhase::Copying {
+            self.keep_drain(|file| Unfinished::forget(Some(file))).await;
+        }
+        drop(keeping);
         if end == DrainPhase::Left {
             tracing::info!("the drain of this member has ended: it has left");
         } else {

@@ -14,7 +14,7 @@ use tidefs_engine::error::Error;
 use tidefs_engine::link::Channel;
 use tidefs_engine::types::{Incarnation, MemberId, PeerId};
 
-use super::catalog::wire::{AGREED, CATCH_UP, KEEP, LEND, LIST, Message, REVOKE, Revoke};
+use super::catalog::wire::{AGREED, CATCH_UP, DRAIN, KEEP, LEND, LIST, Message, REVOKE, Revoke};
 use super::core::Core;
 use super::peers::{Link, Owed, Peer};
 
@@ -26,7 +26,7 @@ const PUNCTUAL: Duration = Duration::from_millis(20);
 /// Whether an answer on this channel comes at once from a member that is well. Others wait for a disk, for debts to third
 /// members or for a coordinator, or list a large directory: who is late with those is asked whether it is there.
 fn is_quick(channel: Channel) -> bool {
-    ![LEND, KEEP, CATCH_UP, AGREED, LIST].contains(&channel)
+    ![LEND, KEEP, CATCH_UP, AGREED, LIST, DRAIN].contains(&channel)
 }
 
 impl Core {

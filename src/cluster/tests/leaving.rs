@@ -116,6 +116,25 @@ fn a_drain_that_is_found_by_a_start_after_its_time_leaves_the_member_where_it_is
     });
 }
 
+#[test]
+fn who_looks_at_a_drain_whose_file_is_on_a_slow_disk_waits_for_nothing() {
+    in_a_cluster_of(2, |_, hosts| async move {
+        let first = hosts[0].cluster.me();
+        let slow = hosts[0].cluster.core.draining.keeping.lock().await;
+        let begins = hosts[0].cluster.drain(first, DrainOrder::Begin { within_ms: None });
+        tokio::pin!(begins);
+        let early = tokio::time::timeout(Duration::from_millis(100), &mut begins).await;
+        assert!(early.is_err(), "it has begun before the file says so");
+        assert_eq!(hosts[0].cluster.status().drain.phase, DrainPhase::Idle);
+        let asked = hosts[1].cluster.drain(first, DrainOrder::Ask).await.unwrap();
+        assert_eq!(asked.phase, DrainPhase::Idle);
+        hosts[0].write("kv/a", b"bytes", wall(), soon()).await.unwrap();
+        drop(slow);
+        begins.await.unwrap();
+        until("it has left", || hosts[0].cluster.status().drain.phase == DrainPhase::Left).await;
+    });
+}
+
 /// A member drains while the coordinator does not answer: it has no time, or is told to stop when it has asked to leave.
 fn stays_though_it_asked_to_leave(within_ms: Option<u64>) {
     runtime().block_on(async {
