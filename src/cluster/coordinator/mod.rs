@@ -120,18 +120,6 @@ impl Reachability {
     }
 }
 
-/// Tells of the members that were heard. The same ones under a later number are no news: who is responsible for what does not
-/// change.
-fn tell_view(views: &watch::Sender<View>, heard: View) {
-    views.send_if_modified(|view| {
-        let is_news = heard.number > view.number && heard.members() != view.members();
-        if is_news {
-            *view = heard;
-        }
-        is_news
-    });
-}
-
 /// Keeps what members agree on. All methods may be called from any thread; deadlines are absolute.
 pub trait Coordinator: fmt::Debug + Send + Sync {
     /// Opens a new start of `member`. Its earlier starts can register no more.

@@ -4,7 +4,7 @@
 //! - A view has the number of the last change of a member in it, whoever hears of it and however: members compare numbers.
 //!
 //! Limits: when a member left while etcd was away, and etcd has compacted that change, the number is not known; the view has
-//! that of the list then, which is later, until the next change.
+//! that of the list then, which is later, until the next change. When one came and left, the view has its old number until then.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tidefs_engine::types::MemberId;
 
 use super::Shared;
 use super::keys::About;
-use crate::cluster::coordinator::{Agreement, NamespaceRecord, tell_view};
+use crate::cluster::coordinator::{Agreement, NamespaceRecord};
 use crate::cluster::member::{Member, View};
 
 /// What etcd holds, as far as it was heard.
@@ -154,7 +154,15 @@ impl Heard {
 
     pub(super) fn publish_members(&self, shared: &Shared) {
         let number = u64::try_from(self.members_revision).unwrap_or(0);
-        tell_view(&shared.views, View::new(number, self.members.values().cloned().collect()));
+        let heard = View::new(number, self.members.values().cloned().collect());
+        shared.views.send_if_modified(|view| {
+            // The same ones under a later number are no news: each registers again when etcd was away.
+            let is_news = heard.number > view.number && heard.members() != view.members();
+            if is_news {
+                *view = heard;
+            }
+            is_news
+        });
     }
 
     pub(super) fn publish_namespaces(&self, shared: &Shared) {

@@ -20,7 +20,6 @@ use super::wire::{Answered, Ask, CHANNEL, FileState, Told, decode, encode};
 use super::{HostedSettings, StartError, another_cluster};
 use crate::cluster::coordinator::{
     Agreement, Asked, Coordinator, CoordinatorError, NamespaceChange, Namespaces, Reachability, Start,
-    tell_view,
 };
 use crate::cluster::member::{ClusterId, Member, View};
 
@@ -182,7 +181,15 @@ impl Heard {
             self.expect_latest(&told)?;
         }
         *self.file.lock() = told.file;
-        tell_view(&self.views, View::new(told.view, told.members));
+        let heard = View::new(told.view, told.members);
+        self.views.send_if_modified(|view| {
+            // Also where the members are the same: one may have come and gone unheard, and others go by what it claimed.
+            let is_news = heard.number > view.number;
+            if is_news {
+                *view = heard;
+            }
+            is_news
+        });
         self.namespaces.send_if_modified(|namespaces| {
             let is_news = told.revision > namespaces.revision;
             if is_news {

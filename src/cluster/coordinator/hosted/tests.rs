@@ -126,6 +126,26 @@ async fn while_the_keeper_is_away_what_was_heard_stands_and_its_next_start_goes_
 }
 
 #[tokio::test]
+async fn who_missed_that_another_came_and_went_goes_by_the_number_of_that() {
+    let (_directory, settings) = place();
+    let settings = HostedSettings { lease: Duration::from_secs(60), ..settings };
+    let (keeper, follower) = (handle(&settings), handle(&settings));
+    join(&*follower, 2).await;
+    let mut views = follower.views();
+    let heard = shows(&mut views, "itself", |view| view.members().len() == 1).await;
+    drop(keeper);
+    is_reached(&*follower, false).await;
+    let unheard = handle(&HostedSettings { address: free_address(), ..settings.clone() });
+    join(&*unheard, 3).await;
+    unheard.leave(soon()).await.unwrap();
+    drop(unheard);
+    let keeper = handle_again(&settings).await;
+    let view = shows(&mut views, "its number", |view| view.number > heard.number).await;
+    assert_eq!(view.members(), heard.members());
+    assert_eq!(view.number, keeper.views().borrow().number);
+}
+
+#[tokio::test]
 async fn a_member_whose_link_is_lost_stays_until_its_lease_is_over() {
     let (_directory, settings) = place();
     let (keeper, follower) = (handle(&settings), handle(&settings));
