@@ -1,6 +1,8 @@
 //! The keeper: has what is agreed on, serves it to followers, and keeps it in a file before it says that it is so.
 //!
-//! Invariant: one thread at most waits for the disk of the file, whoever asks; what is changed meanwhile is written together.
+//! Invariants
+//! - One thread at most waits for the disk of the file, whoever asks; what is changed meanwhile is written together.
+//! - What the file does not hold nobody goes by, this member neither.
 
 use std::collections::HashMap;
 use std::io;
@@ -46,6 +48,9 @@ struct Kept {
     written: Mutex<Option<Agreed>>,
     /// Held to change it.
     waiting: Mutex<Waiting>,
+    /// What this member itself goes by.
+    views: watch::Sender<View>,
+    namespaces: watch::Sender<Namespaces>,
     /// What followers are told. Held to queue it to them, so that none hears of a later state first.
     told: Mutex<Telling>,
     /// Held for a look-up.
@@ -101,6 +106,8 @@ impl Keeper {
             lease: settings.lease,
             written: Mutex::default(),
             waiting: Mutex::default(),
+            views: watch::Sender::new(view),
+            namespaces: watch::Sender::new(namespaces),
             told: Mutex::new(Telling { file: state, body }),
             followers: Mutex::default(),
             lost: Mutex::default(),
@@ -201,6 +208,12 @@ impl Kept {
             reason
         })?;
         *self.told.lock() = Telling { file: state, body };
+        if view.number > self.views.borrow().number {
+            self.views.send_replace(view);
+        }
+        if namespaces.revision > self.namespaces.borrow().revision {
+            self.namespaces.send_replace(namespaces);
+        }
         *written = Some(agreed);
         Ok(())
     }
@@ -360,11 +373,11 @@ impl Coordinator for Keeper {
     }
 
     fn views(&self) -> watch::Receiver<View> {
-        self.kept.own.views()
+        self.kept.views.subscribe()
     }
 
     fn namespaces(&self) -> watch::Receiver<Namespaces> {
-        self.kept.own.namespaces()
+        self.kept.namespaces.subscribe()
     }
 
     fn change_namespace(&self, name: &str, change: NamespaceChange, deadline: Instant) -> Asked<'_, u64> {

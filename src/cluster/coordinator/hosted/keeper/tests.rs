@@ -68,3 +68,19 @@ fn a_disk_that_hangs_is_waited_for_until_the_deadline_and_on_one_thread() {
         assert!(["a", "b", "c", "d"].iter().all(|name| kept.contains(&format!("\"{name}\": {{"))), "{kept}");
     });
 }
+
+#[tokio::test]
+async fn the_keeper_goes_by_nothing_itself_that_its_disk_has_not_taken() {
+    let directory = tempfile::tempdir().unwrap();
+    let keeper = keeper(&directory);
+    let go_on = hang(&keeper.kept);
+    let shortly = || Instant::now() + Duration::from_millis(20);
+    let refused = keeper.register(started(1, Incarnation(1)), shortly()).await.unwrap_err();
+    assert!(refused.is_away(), "{refused}");
+    keeper.change_namespace("a", sets("quota", "1GiB"), shortly()).await.unwrap_err();
+    assert!(keeper.views().borrow().members().is_empty());
+    assert!(keeper.namespaces().borrow().records.is_empty());
+    drop(go_on);
+    shows(&mut keeper.views(), "itself", |view| view.members().len() == 1).await;
+    shows(&mut keeper.namespaces(), "the record", |agreed| agreed.records.len() == 1).await;
+}
