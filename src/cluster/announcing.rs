@@ -23,6 +23,7 @@ use super::catalog::wire::{Change, Outcome};
 use super::copying::Wish;
 use super::core::{Core, Seen};
 use super::object::{Copy, Facts, FileFacts, Holder, Holding, Medium, Stamp};
+use super::peers::Peer;
 use super::shards::{KeyId, Owners, Shard};
 
 /// Things that are announced together.
@@ -178,6 +179,7 @@ impl Core {
             if wanted.is_empty() && untold.is_empty() {
                 continue;
             }
+            self.peers.lock().values_mut().for_each(Peer::begin_to_announce);
             let failed = self.announce(&wanted).await;
             // Who serves a shard no more refuses it for ever. Who is to serve it from a view on that does not count yet was
             // planned with that view.
@@ -219,7 +221,7 @@ impl Core {
             if matches!(told, Ok(Outcome::Done { .. })) {
                 self.plan.state.lock().told.insert(member, view);
                 if let Some(peer) = self.peers.lock().get_mut(&member) {
-                    peer.unheard_since = None;
+                    peer.was_announced();
                 }
             }
         }

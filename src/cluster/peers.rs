@@ -139,6 +139,8 @@ pub(super) struct Peer {
     pub(super) has_left: bool,
     /// When it was first lost since all was announced to it.
     pub(super) unheard_since: Option<Duration>,
+    /// The same since the last time that this member began to announce all to it.
+    pub(super) missed_since: Option<Duration>,
     pub(super) owed: Owed<Revocation>,
     pub(super) debts: Owed<Dirty>,
     /// One pays them at a time: what is on its way is not among them any more, and is not known there yet.
@@ -194,6 +196,23 @@ impl Peer {
     /// Whether it is there, and knows all that this member decided and it is to know, too.
     pub(super) fn has_heard_all(&self) -> bool {
         self.owes_nothing() && self.dirty.is_idle() && self.paying.available_permits() > 0
+    }
+
+    /// From `since` on this member may not have heard what that one decided.
+    pub(super) fn miss(&mut self, since: Duration) {
+        for known in [&mut self.unheard_since, &mut self.missed_since] {
+            *known = Some(known.map_or(since, |known| known.min(since)));
+        }
+    }
+
+    /// All is announced to it from now on.
+    pub(super) fn begin_to_announce(&mut self) {
+        self.missed_since = None;
+    }
+
+    /// All was announced to it. That makes up for nothing that was missed since it began.
+    pub(super) fn was_announced(&mut self) {
+        self.unheard_since = self.missed_since;
     }
 
     /// Whether it is not to be waited for.

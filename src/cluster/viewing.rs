@@ -325,6 +325,7 @@ impl Core {
             is_dropped: false,
             has_left: false,
             unheard_since: None,
+            missed_since: None,
             owed: Owed::default(),
             debts: Owed::default(),
             paying: Arc::new(Semaphore::new(1)),

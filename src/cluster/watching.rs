@@ -184,7 +184,7 @@ impl Core {
                 known.lose(now);
                 known.link = Link::Down(now);
                 known.is_new_start = false;
-                known.unheard_since.get_or_insert(now);
+                known.miss(now);
                 true
             }
             _ => false,
@@ -383,7 +383,7 @@ impl Core {
         let since = self.now().saturating_sub(time);
         for peer in self.peers.lock().values_mut() {
             // Whether it was lost meanwhile is not known yet; what it decided was not heard of since then.
-            peer.unheard_since = Some(peer.unheard_since.map_or(since, |known| known.min(since)));
+            peer.miss(since);
         }
         // Which ends when all was announced to them once more.
         self.plan_everything();

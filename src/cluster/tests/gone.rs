@@ -19,7 +19,7 @@ use crate::cluster::coordinator::Coordinator;
 use crate::cluster::coordinator::embedded::Embedded;
 use crate::cluster::core::{Core, Ingredients};
 use crate::cluster::member::testing;
-use crate::cluster::peers::Link;
+use crate::cluster::peers::{Link, Peer};
 use crate::cluster::*;
 
 pub(super) const GRACE: Duration = Duration::from_secs(20);
@@ -173,6 +173,31 @@ fn who_was_never_met_and_was_away_for_too_long_is_not_believed_after_a_moment_in
         core.owner.lock().note_contact(MemberId(9), later);
         assert_eq!(core.owner.lock().contact_of(MemberId(9)), None);
         host.cluster.close().await;
+    });
+}
+
+#[test]
+fn who_is_lost_while_all_is_announced_to_it_is_not_heard_without_a_gap() {
+    in_virtual_time(async {
+        let (network, coordinator) = (Network::new(1), Embedded::new(ClusterId(7)));
+        let (one, two) = (start(1, &network, &coordinator).await, start(2, &network, &coordinator).await);
+        sleep(Duration::from_secs(3)).await;
+        let core = &one.cluster.core;
+        let peer = |change: fn(&mut Peer)| {
+            let mut peers = core.peers.lock();
+            let peer = peers.get_mut(&MemberId(2)).unwrap();
+            change(peer);
+            (peer.link, peer.unheard_since)
+        };
+        peer(Peer::begin_to_announce);
+        let lost_at = core.now();
+        network.end(core.me, two.cluster.core.me, "reset");
+        sleep(Duration::from_secs(3)).await;
+        assert_eq!(peer(Peer::was_announced), (Link::Up, Some(lost_at)));
+        peer(Peer::begin_to_announce);
+        assert_eq!(peer(Peer::was_announced), (Link::Up, None));
+        one.cluster.close().await;
+        two.cluster.close().await;
     });
 }
 
