@@ -26,9 +26,9 @@ impl Keys {
         &self.prefix
     }
 
-    /// The first key beyond them: the slash at the end, counted up by one.
+    /// The first key beyond those that are listed. What comes from there on are starts, one of each host that ever came.
     pub(super) fn end(&self) -> String {
-        self.prefix.trim_end_matches('/').to_owned() + "0"
+        format!("{}starts/", self.prefix)
     }
 
     pub(super) fn id(&self) -> String {
@@ -65,6 +65,14 @@ impl Keys {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_that_is_gone_by_is_listed_and_no_start_is() {
+        let keys = Keys::of("prod");
+        let is_listed = |key: String| key.as_str() >= keys.prefix() && key < keys.end();
+        assert!(is_listed(keys.member(MemberId(u64::MAX))) && is_listed(keys.namespace("~\u{10ffff}")));
+        assert!(!is_listed(keys.start(MemberId(0))) && !is_listed(Keys::of("other").member(MemberId(1))));
+    }
 
     #[test]
     fn a_key_tells_what_it_is_about() {

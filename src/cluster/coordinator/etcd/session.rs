@@ -185,7 +185,7 @@ fn restored(what: &str) -> Broken {
     ))
 }
 
-/// All that there is, at one revision, a page at a time.
+/// All that is gone by, at one revision, a page at a time.
 async fn list(shared: &Shared, client: &mut Client) -> Result<Heard, Error> {
     let prefix = shared.keys.prefix();
     let page = GetOptions::new().with_range(shared.keys.end()).with_limit(PAGE);
