@@ -169,6 +169,27 @@ fn names_that_are_not_known_cost_a_disk_that_hangs_one_request_and_are_found_whe
     assert!(keys.iter().all(|key| tier.describe(key).is_ok()));
 }
 
+/// Each of its zones would be asked for several times, and waited for each time.
+#[test]
+fn a_disk_that_begins_to_hang_while_the_index_is_built_is_asked_for_one_zone_and_found_whole_later() {
+    let (disk, config) = (MemoryDisk::new(), config(1, 40));
+    let (tier, _) = running(std::slice::from_ref(&disk), &config);
+    // Three fill a zone.
+    assert!((0..60_u8).all(|number| store(&tier, &[number], 1, 15 * 4096) == Stored::Yes));
+    drop(tier);
+    let late = SsdConfig { limit: Duration::from_millis(20), ..config.clone() };
+    let tier = tier_on(std::slice::from_ref(&disk), &late);
+    disk.hangs.store(true, Ordering::Relaxed);
+    let Indexed { summary, .. } = tier.index(&|_| false);
+    let asked = disk.held.lock().len();
+    assert_eq!((summary.lost_zones, tier.records()), (20, 0));
+    assert!(asked < 20, "{asked} requests");
+    disk.let_go();
+    drop(tier);
+    let (found, summary) = recover(&tier_on(&[disk], &config));
+    assert_eq!((found.len(), summary.lost_zones), (60, 0));
+}
+
 #[test]
 fn a_start_asks_all_disks_at_once_what_they_are() {
     let disks = [MemoryDisk::new(), MemoryDisk::new()];

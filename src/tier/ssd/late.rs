@@ -9,7 +9,9 @@
 //!   [given up](super::given_up): what stands there does not come back over it. The owner's new versions are larger than
 //!   all that an earlier life gave out, whether they were read or not.
 //!
-//! Limits: a start asks a disk again for as long as `PATIENCE` requests may take, at most [`START_LIMIT`].
+//! Limits: a start asks a disk again for as long as `PATIENCE` requests may take, at most [`START_LIMIT`]. One that does not even
+//! read its superblock in time then [hangs](Asked::hangs), as does one that was late with `LATE_MAX` zones beyond that: its other
+//! zones cost the start no more time, unless it answers while others are read.
 //! Threads: the one that builds the index.
 
 use std::io;
@@ -20,10 +22,12 @@ use hashbrown::HashSet;
 
 use super::Shared;
 use super::device::Device;
-use super::format::FooterEntry;
+use super::disk::{Request, Ticket};
+use super::format::{BLOCK, FooterEntry};
 use super::identity::START_LIMIT;
 use super::index::ZoneId;
 use super::load::says_that_it_is_damaged;
+use super::memory::{Buffer, Piece};
 use super::naming::Standing;
 use super::recover::Known;
 use super::zone::Zone;
@@ -32,6 +36,56 @@ use super::zone::Zone;
 const PATIENCE: u32 = 6;
 /// How long it waits before it asks again.
 const PAUSE: Duration = Duration::from_millis(20);
+/// With so many zones a disk may be late when it is not asked again any more, then it is asked for no further ones.
+const LATE_MAX: u32 = 4;
+
+/// How a start gets on with one disk.
+#[derive(Debug)]
+pub(super) struct Asked {
+    /// For how long it is asked again.
+    pub(super) patience: Duration,
+    /// Zones with which it was late when that was over.
+    late: u32,
+    /// A read of its superblock that it did not end in time.
+    probe: Option<Ticket>,
+}
+
+impl Asked {
+    pub(super) fn new(patience: Duration) -> Self {
+        Self { patience, late: 0, probe: None }
+    }
+
+    /// Whether it is not worth being asked for a zone: it has not answered since it was late, or was late too often.
+    pub(super) fn hangs(&mut self) -> bool {
+        if self.probe.as_ref().is_some_and(Ticket::is_over) {
+            self.probe = None;
+        }
+        self.probe.is_some() || self.late >= LATE_MAX
+    }
+
+    /// It was late with a zone, one whose header was `is_known`: looks whether it answers at all, for as long as it is asked again,
+    /// or as one request may take. Returns whether it hangs.
+    pub(super) fn note_late(&mut self, device: &Device, is_known: bool, limit: Duration) -> bool {
+        self.late += u32::from(is_known);
+        if !self.hangs() {
+            let started = Instant::now();
+            let block = Piece::of_buffer(&Arc::new(Buffer::zeroed(BLOCK)));
+            let probe = device.disk.submit(vec![Request::read(0, block)]);
+            let outcome = probe.wait(self.patience.max(limit));
+            self.patience = self.patience.saturating_sub(started.elapsed());
+            let is_late = outcome.is_err_and(|error| error.kind() == io::ErrorKind::TimedOut);
+            self.probe = is_late.then_some(probe);
+        }
+        let hangs = self.hangs();
+        if hangs {
+            tracing::error!(
+                device = device.name,
+                "a disk of the SSD tier does not answer: what of it was not read yet is left to the next start"
+            );
+        }
+        hangs
+    }
+}
 
 /// A zone that was not read.
 #[derive(Debug)]
@@ -96,5 +150,27 @@ impl Shared {
         self.move_out(early, |place| late_ids.contains(&place.zone));
         late.iter().for_each(|late| _ = late.device.give_up(late.zone));
         self.index.forget_zones(&late_ids);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_that_answers_after_all_is_asked_for_its_other_zones() {
+        let (ticket, completion) = Ticket::new(1);
+        let mut asked = Asked { probe: Some(ticket), ..Asked::new(Duration::ZERO) };
+        assert!(asked.hangs() && asked.hangs());
+        completion.end_one(Ok(()));
+        assert!(!asked.hangs());
+    }
+
+    #[test]
+    fn a_disk_that_is_late_again_and_again_is_asked_no_more() {
+        let mut asked = Asked { late: LATE_MAX - 1, ..Asked::new(Duration::ZERO) };
+        assert!(!asked.hangs());
+        asked.late += 1;
+        assert!(asked.hangs());
     }
 }

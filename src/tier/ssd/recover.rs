@@ -27,7 +27,7 @@ use super::device::Device;
 use super::format::{FooterEntry, Order, RecordFacts, RecordHash, Tombstone};
 use super::given_up::{SALVAGE_LIMIT, Salvaged};
 use super::index::{Located, Place};
-use super::late::LateZone;
+use super::late::{Asked, LateZone};
 use super::load::says_that_it_is_damaged;
 use super::naming::{NOBODY, Standing, Unnamed};
 use super::open_zone::write_footer;
@@ -76,8 +76,8 @@ pub struct Indexed {
 /// What is gathered while zones are read.
 struct Gathered<'a> {
     is_early: &'a dyn Fn(&[u8]) -> bool,
-    /// For how long each disk is asked again.
-    patience: HashMap<u8, Duration>,
+    /// How each disk was asked.
+    asked: HashMap<u8, Asked>,
     salvaged_until: Instant,
     summary: RecoverySummary,
     /// Zones that were not read in time, and those that cannot be read.
@@ -109,7 +109,7 @@ impl<'a> Gathered<'a> {
     fn new(is_early: &'a dyn Fn(&[u8]) -> bool) -> Self {
         Self {
             is_early,
-            patience: HashMap::new(),
+            asked: HashMap::new(),
             salvaged_until: Instant::now() + SALVAGE_ALL_LIMIT,
             summary: RecoverySummary::default(),
             late: Vec::new(),
@@ -151,6 +151,12 @@ impl<'a> Gathered<'a> {
             removed.version = version_before(facts.version);
             removed.again = Some((facts.version, facts.order));
         }
+    }
+
+    /// Nothing of a zone was read: it is left to the next start.
+    fn note_unread(&mut self, device: Arc<Device>, known: &Known) {
+        self.summary.lost_zones += 1;
+        self.late.push(LateZone { device, zone: known.zone, is_salvaged: false });
     }
 
     /// There are two records of a key: the older version is not to come back when the later one is dropped.
@@ -202,8 +208,12 @@ impl Shared {
     fn gather(&self, known: &mut Known, gathered: &mut Gathered<'_>) -> bool {
         gathered.last_order = gathered.last_order.max(known.sequence);
         let Some(device) = self.devices.get(known.device) else { return false };
-        let patience = gathered.patience.entry(known.device).or_insert_with(|| self.patience());
-        match self.entries_in_time(&device, known, patience) {
+        let asked = gathered.asked.entry(known.device).or_insert_with(|| Asked::new(self.patience()));
+        if asked.hangs() {
+            gathered.note_unread(device, known);
+            return false;
+        }
+        match self.entries_in_time(&device, known, &mut asked.patience) {
             Ok(entries) => {
                 self.enter(&device, known, &entries, gathered);
                 gathered.summary.zones += u64::from(known.scanned.is_none());
@@ -211,7 +221,12 @@ impl Shared {
                 true
             }
             Err(error) => {
-                self.gather_lost(device, known, &error, gathered);
+                let is_late = error.kind() == io::ErrorKind::TimedOut;
+                if is_late && asked.note_late(&device, known.sequence > 0, self.limit) {
+                    gathered.note_unread(device, known);
+                } else {
+                    self.gather_lost(device, known, &error, gathered);
+                }
                 false
             }
         }
