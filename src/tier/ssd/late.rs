@@ -18,12 +18,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hashbrown::HashSet;
+use hashbrown::{HashMap, HashSet};
 
 use super::Shared;
 use super::device::Device;
 use super::disk::{Request, Ticket};
-use super::format::{BLOCK, FooterEntry};
+use super::format::{BLOCK, FooterEntry, Order};
 use super::identity::START_LIMIT;
 use super::index::ZoneId;
 use super::load::says_that_it_is_damaged;
@@ -126,22 +126,20 @@ impl Shared {
     /// of `early` are written again, where it is known that nothing removed them.
     pub(super) fn leave_late(&self, late: &[LateZone], early: &mut [Standing]) {
         let mut left = HashSet::new();
-        for LateZone { device, zone, .. } in late.iter().filter(|late| !late.is_salvaged) {
-            let sequence = device.zone(*zone).map_or(0, |zone| zone.sequence);
-            let is_before = |zone: &Zone| zone.is_in_use() && (sequence == 0 || zone.sequence < sequence);
+        for (device, sequence) in last_unread(late) {
+            let is_before =
+                |zone: &Zone| zone.is_in_use() && sequence.is_none_or(|last| zone.sequence <= last);
             let zones = device.zones().into_iter().zip(0..);
             let before: Vec<u32> =
                 zones.filter(|(zone, _)| is_before(zone)).map(|(_, number)| number).collect();
             tracing::error!(
                 device = device.name,
-                zone,
                 zones = before.len(),
-                "what a zone removed cannot be read: those that are older are not used until the next start"
+                "what zones removed cannot be read: they, and those that are older, are not used until the next start"
             );
-            for number in before.into_iter().chain([*zone]) {
-                if left.insert(device.zone_id(number)) {
-                    device.give_up(number);
-                }
+            for number in before {
+                left.insert(device.zone_id(number));
+                device.give_up(number);
             }
         }
         // All of the index is looked at, so once for all: those of a disk that hangs are many.
@@ -151,6 +149,19 @@ impl Shared {
         late.iter().for_each(|late| _ = late.device.give_up(late.zone));
         self.index.forget_zones(&late_ids);
     }
+}
+
+/// The disks with zones whose removals were not all read, each with the sequence of the last of them; `None` when that of one is
+/// not known.
+fn last_unread(late: &[LateZone]) -> Vec<(&Arc<Device>, Option<Order>)> {
+    let mut last: HashMap<u8, (&Arc<Device>, Option<Order>)> = HashMap::new();
+    for LateZone { device, zone, .. } in late.iter().filter(|late| !late.is_salvaged) {
+        let sequence = device.zone(*zone).map_or(0, |zone| zone.sequence);
+        let sequence = (sequence > 0).then_some(sequence);
+        let (_, known) = last.entry(device.number).or_insert((device, sequence));
+        *known = known.zip(sequence).map(|(known, sequence)| known.max(sequence));
+    }
+    last.into_values().collect()
 }
 
 #[cfg(test)]
