@@ -81,6 +81,9 @@ pub enum ScratchError {
 /// Part of the daemon's descriptors that scratch files may take.
 const FILES_SHARE: u64 = 4;
 
+/// Names in a row that may be taken.
+const TAKEN_MAX: u32 = 1024;
+
 /// How long somebody waits for the room of files that are being closed: a disk takes seconds for one in many pieces.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// What who comes when that is over waits nevertheless.
@@ -249,12 +252,25 @@ impl Scratch {
             made.map_err(failed)?;
             home.is_ready.get_or_init(|| ());
         }
-        let name = format!("{}-{}", std::process::id(), self.next.fetch_add(1, Ordering::Relaxed));
-        let path = directory.join(name);
-        let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create_new(true).mode(0o600).open(&path).map_err(failed)?;
+        let (path, file) = self.make_named(directory).map_err(failed)?;
         fs::remove_file(&path).map_err(failed)?;
         Ok(file)
+    }
+
+    /// A new file under the next name that is free: a daemon that was killed may have left some, and in a container its number is that
+    /// of the next one.
+    fn make_named(&self, directory: &Path) -> io::Result<(PathBuf, File)> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(0o600);
+        let mut taken = 0;
+        loop {
+            let number = self.next.fetch_add(1, Ordering::Relaxed);
+            let path = directory.join(format!("{}-{number}", std::process::id()));
+            match options.open(&path) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && taken < TAKEN_MAX => taken += 1,
+                outcome => return outcome.map(|file| (path, file)),
+            }
+        }
     }
 }
 
@@ -299,6 +315,17 @@ mod tests {
         assert!(file.write_at(&[1; 4096], 0).is_ok() && there.join("scratch").exists() && !absent.exists());
         fs::remove_dir_all(&there).unwrap();
         assert!(matches!(space.create(), Err(ScratchError::Disk { .. })));
+    }
+
+    #[test]
+    fn names_that_a_killed_daemon_of_the_same_number_left_are_passed_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let left = |number: u32| directory.path().join(format!("{}-{number}", std::process::id()));
+        (0..3).for_each(|number| drop(File::create(left(number)).unwrap()));
+        let space = Scratch::new(vec![directory.path().to_path_buf()], true, ByteCount::mib(1));
+        let made = space.create();
+        assert!(made.is_ok(), "{made:?}");
+        assert!((0..3).all(|number| left(number).exists()), "they may be another daemon's");
     }
 
     #[test]
