@@ -269,6 +269,26 @@ fn what_is_removed_while_its_disk_is_taken_out_by_force_does_not_come_back_with_
 }
 
 #[test]
+fn nothing_is_called_durable_on_a_disk_that_is_being_taken_out() {
+    let (tier, _, disks, _) = grown();
+    let (device, key) = (Arc::clone(&tier.shared.devices.all()[0]), [0]);
+    assert!(tier.flush_keys([&key[..]].into_iter(), LIMIT) && tier.can_keep(&key));
+    // Its writer waits with the footer of the last zone.
+    disks[0].hangs_writes.store(true, Ordering::Relaxed);
+    let said = std::thread::scope(|scope| {
+        let taken_out = scope.spawn(|| tier.remove_disk(Path::new("disk 0"), true));
+        while device.queue.push_tombstones([]) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let said = (tier.flush_keys([&key[..]].into_iter(), LIMIT), tier.can_keep(&key));
+        disks[0].let_go();
+        taken_out.join().unwrap().unwrap();
+        said
+    });
+    assert_eq!(said, (false, false));
+}
+
+#[test]
 fn a_tier_without_disks_takes_nothing_until_it_gets_one_and_a_start_knows_that_one() {
     let directory = tempfile::tempdir_in("/var/tmp").unwrap();
     let place = directory.path().join("disk");

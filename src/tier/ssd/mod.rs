@@ -347,7 +347,8 @@ impl SsdTier {
         self.shared.remove(self.shared.hash(key), version);
     }
 
-    /// Waits until everything that was left before is on disk, durably. Returns whether it is.
+    /// Waits until everything that was left before is on disk, durably. Returns whether it is; it is not on a disk that is being taken
+    /// out.
     pub fn flush(&self, limit: Duration) -> bool {
         Self::flush_disks(&self.shared.devices.all(), limit)
     }
@@ -361,16 +362,17 @@ impl SsdTier {
         Self::flush_disks(&disks.collect::<Vec<_>>(), limit)
     }
 
-    /// Whether a record of a key stands, or is on its way, on a disk that takes writes.
+    /// Whether a record of a key stands, or is on its way, on a disk that takes writes and is not being taken out.
     #[must_use]
     pub fn can_keep(&self, key: &[u8]) -> bool {
-        self.shared.has_on(key, |device| !device.is_failing())
+        self.shared.has_on(key, |device| !device.is_failing() && !device.queue.is_closed())
     }
 
     fn flush_disks(disks: &[Arc<Device>], limit: Duration) -> bool {
+        // From all of them at once, also when one of them says no.
         let waits: Vec<_> = disks
             .iter()
-            .filter_map(|device| {
+            .map(|device| {
                 let (sender, receiver) = sync_channel(1);
                 let done = queue::report_to(sender);
                 device.queue.push(Job::Flush(done)).then_some(receiver)
@@ -379,7 +381,7 @@ impl SsdTier {
         let deadline = std::time::Instant::now() + limit;
         waits.into_iter().all(|wait| {
             let left = deadline.saturating_duration_since(std::time::Instant::now());
-            wait.recv_timeout(left) == Ok(Stored::Yes)
+            wait.is_some_and(|wait| wait.recv_timeout(left) == Ok(Stored::Yes))
         })
     }
 

@@ -238,6 +238,11 @@ impl Queue {
         }
     }
 
+    /// Whether nothing more is taken: the disk is being taken out, or the tier ends.
+    pub(super) fn is_closed(&self) -> bool {
+        self.line.lock().is_closed
+    }
+
     /// Nothing more is taken.
     pub(super) fn close(&self) {
         self.line.lock().is_closed = true;
