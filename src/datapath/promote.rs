@@ -250,7 +250,8 @@ impl Datapath {
         }
     }
 
-    /// What became of a load that missed: the object is gone, unless its disk was only too slow.
+    /// What became of a load that missed: the object is gone, unless its disk was only too slow, or a record that was not found is
+    /// there by now: another load may have brought it meanwhile, and it may have left again.
     fn missed(&self, ino: Ino, wanted: &Wanted, missed: Missed) -> Error {
         if missed != Missed::Failed {
             let doomed = {
@@ -263,7 +264,12 @@ impl Datapath {
                 } else {
                     Ending::Dropped(None)
                 };
-                is_same.then(|| state.remove_object(slot, Departure::Gone, Some((self.now_ns(), ending))))
+                let is_there = || {
+                    let ssd = self.ssd.get().filter(|_| missed == Missed::Absent);
+                    ssd.is_some_and(|ssd| ssd.has(&wanted.key, wanted.version))
+                };
+                let is_gone = is_same && !is_there();
+                is_gone.then(|| state.remove_object(slot, Departure::Gone, Some((self.now_ns(), ending))))
             };
             doomed.into_iter().for_each(|doomed| self.bury(doomed));
         }
@@ -406,5 +412,34 @@ impl Datapath {
             state.note_moved(slot);
         }
         state.arrive(slot);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::super::testing::{attach_disk, make, unprivileged};
+    use super::*;
+
+    #[test]
+    fn a_load_that_found_no_record_takes_no_object_away_that_has_one_by_now() {
+        let (_place, datapath) = unprivileged();
+        let disk = tempfile::tempdir_in("/var/tmp").unwrap();
+        let datapath = Arc::new(datapath);
+        attach_disk(&datapath, disk.path(), ByteCount::gib(1));
+        let ino = make(&datapath, Ino::ROOT, "key");
+        assert!(datapath.send_coldest(ByteCount::mib(1)));
+        let end = Instant::now() + Duration::from_secs(20);
+        while !datapath.must_load(ino) {
+            assert!(Instant::now() < end, "it does not leave");
+            std::thread::sleep(ROOM_PAUSE);
+        }
+        let wanted = datapath.wanted(&datapath.lock(), ino).unwrap();
+        let _ = datapath.missed(ino, &wanted, Missed::Absent);
+        assert!(datapath.must_load(ino));
+        datapath.ssd().unwrap().remove(&wanted.key, wanted.version);
+        let _ = datapath.missed(ino, &wanted, Missed::Absent);
+        assert!(!datapath.must_load(ino));
     }
 }
