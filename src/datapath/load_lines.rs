@@ -168,6 +168,11 @@ impl Lines {
         load.map(|load| (load.since, load.purpose.clone())).unwrap_or_default()
     }
 
+    /// Whether something that nobody waits for may be loaded now.
+    pub(super) fn has_room_ahead(&self) -> bool {
+        self.running_ahead < self.half() && !self.ahead.is_empty()
+    }
+
     fn begin(&mut self, ino: Ino) -> bool {
         let load = self.loads.get_mut(&ino).filter(|load| !load.is_running);
         load.map(|load| load.is_running = true).is_some()

@@ -148,6 +148,17 @@ impl Loader {
         true
     }
 
+    /// It turned out where an object comes from that a thread has: see [`Lines::goes_by`].
+    fn goes_by(&self, way: Way, turn: &mut Turn) -> bool {
+        let mut lines = self.lines.lock();
+        let may = lines.goes_by(way, turn);
+        if may && lines.has_room_ahead() {
+            // What comes from a member gave back its place among those that nobody waits for.
+            self.arrived.notify_one();
+        }
+        may
+    }
+
     /// A thread has done its turn. Returns who waits for it.
     fn end(&self, turn: Turn) -> Load {
         let mut lines = self.lines.lock();
@@ -279,7 +290,7 @@ impl Datapath {
             let ino = turn.ino;
             if turn.way.is_none()
                 && let Some(way) = self.way_of(ino)
-                && !self.loader.lines.lock().goes_by(way, &mut turn)
+                && !self.loader.goes_by(way, &mut turn)
             {
                 continue;
             }

@@ -189,3 +189,15 @@ fn what_is_loaded_ahead_from_a_disk_that_hangs_takes_none_of_its_threads_from_th
     lines.ways.end(Way::Disk(0));
     assert_eq!(lines.take(), Some(Turn { ino: Ino(1), why: Why::Named, way: Some(Way::Disk(0)) }));
 }
+
+#[test]
+fn what_comes_from_a_member_ahead_of_its_use_leaves_its_place_to_what_comes_next() {
+    let loader = lines(2);
+    assert!((1..=2).all(|number| loader.leave_ahead(Ino(number), ByteCount(1), false)));
+    let mut first = loader.lines.lock().take().unwrap();
+    assert!(!loader.lines.lock().has_room_ahead());
+    assert!(loader.goes_by(Way::Member(MemberId(2)), &mut first));
+    let mut lines = loader.lines.lock();
+    assert!(lines.has_room_ahead(), "who sleeps is to be woken");
+    assert_eq!(lines.take(), turn(2, Why::Ahead));
+}
