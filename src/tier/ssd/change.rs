@@ -205,8 +205,10 @@ impl SsdTier {
             .and_then(|()| flush(&*device.disk, shared.limit));
         let is_over = match void {
             Ok(()) => {
-                if place.is_dir()
-                    && let Err(error) = std::fs::remove_file(place.join(FILE_NAME))
+                let file = place.join(FILE_NAME);
+                // Of a disk that was unmounted meanwhile it stays, and not what another one has there.
+                if device.disk.is_at(&file)
+                    && let Err(error) = std::fs::remove_file(&file)
                 {
                     tracing::warn!(place = name, %error, "the file of a disk that was removed stays");
                 }

@@ -268,6 +268,26 @@ fn what_is_removed_while_its_disk_is_taken_out_by_force_does_not_come_back_with_
     assert_eq!((after.holds(&[0]), after.holds(&[1])), (None, Some(Version(5))));
 }
 
+/// As when the disk was unmounted under the tier, and another one mounted there.
+#[test]
+fn a_file_that_stands_where_that_of_a_disk_stood_is_not_removed_with_the_disk() {
+    for is_replaced in [false, true] {
+        let place = tempfile::tempdir().unwrap();
+        let config = SsdConfig { places: vec![place.path().to_owned()], ..config(1, 8) };
+        let tier = SsdTier::open(&config).unwrap();
+        recover(&tier);
+        tier.start(Arc::new(Told::default())).unwrap();
+        let file = place.path().join(super::identity::FILE_NAME);
+        if is_replaced {
+            std::fs::rename(&file, place.path().join("ours")).unwrap();
+            std::fs::write(&file, b"another's").unwrap();
+        }
+        tier.remove_disk(place.path(), true).unwrap();
+        let found = std::fs::read(&file).ok();
+        assert_eq!(found.as_deref(), is_replaced.then_some(&b"another's"[..]));
+    }
+}
+
 #[test]
 fn nothing_is_called_durable_on_a_disk_that_is_being_taken_out() {
     let (tier, _, disks, _) = grown();

@@ -7,6 +7,7 @@
 
 use std::fmt;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -191,4 +192,9 @@ pub(super) trait Disk: Send + Sync + fmt::Debug {
     /// # Errors
     /// What the system says.
     fn allocated(&self) -> io::Result<ByteCount>;
+
+    /// Whether it is the file that stands at a path, where something else may be mounted by now.
+    fn is_at(&self, _path: &Path) -> bool {
+        false
+    }
 }

@@ -18,9 +18,10 @@ mod pool;
 mod requests;
 mod ring;
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -267,6 +268,12 @@ impl Disk for FileDisk {
 
     fn allocated(&self) -> io::Result<ByteCount> {
         Ok(ByteCount(self.file.file.metadata()?.blocks() * 512))
+    }
+
+    fn is_at(&self, path: &Path) -> bool {
+        let (ours, there) = (self.file.file.metadata(), std::fs::metadata(path));
+        let identity = |metadata: Metadata| (metadata.dev(), metadata.ino());
+        ours.ok().map(identity).is_some_and(|ours| there.is_ok_and(|there| identity(there) == ours))
     }
 }
 
