@@ -25,6 +25,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use parking_lot::Mutex;
 use tidefs_engine::types::ByteCount;
@@ -36,6 +37,9 @@ use super::disk::{Completion, Disk, Request, Ticket};
 
 /// Requests of a disk that the kernel works on at once.
 const DEPTH: u32 = 128;
+/// What is said of a filesystem that could promise room and not have it later.
+const NO_FALLOCATE: &str =
+    "its filesystem does not allocate blocks ahead (fallocate): use another, or a block device";
 /// Threads of a disk where there is no ring: enough for the depth at which most disks are fast.
 const POOL_THREADS: usize = 8;
 
@@ -247,7 +251,10 @@ impl Disk for FileDisk {
         let length = i64::try_from(length.get()).map_err(|_| io::ErrorKind::InvalidInput)?;
         loop {
             match fallocate(&self.file.file, FallocateFlags::empty(), 0, length) {
-                Err(nix::errno::Errno::EINTR) => {}
+                Err(Errno::EINTR) => {}
+                Err(Errno::EOPNOTSUPP) => {
+                    return Err(io::Error::new(io::ErrorKind::Unsupported, NO_FALLOCATE));
+                }
                 outcome => return Ok(outcome?),
             }
         }
