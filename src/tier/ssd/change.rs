@@ -191,11 +191,21 @@ impl SsdTier {
         if !force && !shared.is_named.load(Ordering::Relaxed) {
             return Err(ChangeError::Starting);
         }
-        let held = shared.index.count_device(device.number);
+        let on_it = || shared.index.count_device(device.number);
+        if !force {
+            match on_it() {
+                0 => {}
+                held => return Err(ChangeError::HoldsObjects(held)),
+            }
+        }
+        // From here on nothing more is left for it. What is on its way may be in the index in a moment, and counts twice at worst.
+        let was_leaving = device.is_leaving.swap(true, Ordering::Relaxed);
+        let on_its_way = shared.pending.lock().count_for(device.number);
+        let held = on_its_way + on_it();
         if held > 0 && !force {
+            device.is_leaving.store(was_leaving, Ordering::Relaxed);
             return Err(ChangeError::HoldsObjects(held));
         }
-        device.is_leaving.store(true, Ordering::Relaxed);
         shared.outdate_leaning_on(&device);
         device.queue.close();
         self.join_writer(device.number);

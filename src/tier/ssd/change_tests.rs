@@ -268,6 +268,24 @@ fn what_is_removed_while_its_disk_is_taken_out_by_force_does_not_come_back_with_
     assert_eq!((after.holds(&[0]), after.holds(&[1])), (None, Some(Version(5))));
 }
 
+#[test]
+fn a_disk_to_which_an_object_is_on_its_way_is_not_taken_for_empty() {
+    let (disks, config) = ([MemoryDisk::new(), MemoryDisk::new()], config(1, 20));
+    let (tier, _) = running(&disks[..1], &config);
+    assert_eq!(store(&tier, b"first", 1, LENGTH), Stored::Yes);
+    tier.add_disk("disk 1".to_owned(), Arc::clone(&disks[1]) as Arc<dyn Disk>, config.capacity).unwrap();
+    disks[1].hangs_writes.store(true, Ordering::Relaxed);
+    // To the disk that wrote least.
+    tier.put(put_of(b"key", 1, LENGTH), |_| ()).unwrap();
+    assert_eq!(tier.shared.disks_of(tier.shared.hash(b"key")), [1]);
+    let refused = tier.remove_disk(Path::new("disk 1"), false);
+    disks[1].let_go();
+    assert_eq!(refused, Err(ChangeError::HoldsObjects(1)));
+    assert!(tier.flush(LIMIT) && is_right(&tier, b"key", 1, LENGTH));
+    assert_eq!(store(&tier, b"key", 2, LENGTH), Stored::Yes);
+    assert_eq!(tier.disk_of(b"key"), Some(1), "it is used as before");
+}
+
 /// As when the disk was unmounted under the tier, and another one mounted there.
 #[test]
 fn a_file_that_stands_where_that_of_a_disk_stood_is_not_removed_with_the_disk() {

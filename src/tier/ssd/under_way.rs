@@ -59,6 +59,11 @@ impl UnderWay {
         self.of_key(hash).map(|pending| pending.device)
     }
 
+    /// How many records are on their way to a disk.
+    pub(super) fn count_for(&self, device: u8) -> u64 {
+        self.0.values().filter(|pending| pending.device == device).count() as u64
+    }
+
     /// A record is left for a disk.
     pub(super) fn begin(&mut self, hash: RecordHash, version: Version, device: u8) {
         self.0.insert((hash, version), Pending { device, ..Pending::default() });
