@@ -26,7 +26,7 @@ impl Datapath {
     /// # Errors
     /// [`Error::NoObject`], [`Error::Exists`], [`Error::IsDirectory`], [`Error::NotDirectory`],
     /// [`Error::NotEmpty`], [`Error::OverQuota`] of the target, [`Error::NothingEvictable`] when holes of the file
-    /// find no pages.
+    /// find no pages; [`Error::Io`] when the record of a directory cannot be written. Then nothing has moved.
     pub fn rename(
         &self,
         caller: &Caller,
@@ -46,9 +46,10 @@ impl Datapath {
                 let moved = self.rename_directory(&mut state, slot, new_parent, new_name, keep_target)?;
                 let limited = state.quotas_above(new_parent);
                 drop(state);
+                moved.overtaken.into_iter().for_each(|overtaken| self.bury(overtaken));
                 moved.walk.into_iter().for_each(|walk| self.regroup(walk));
                 self.fit_moved(slot, &limited);
-                return moved.recorded;
+                return Ok(());
             }
             // What makes room for it must not evict it.
             state.hold(slot);
@@ -157,13 +158,15 @@ impl Datapath {
             if state.tree.directory(target).is_some() {
                 return Err(Error::IsDirectory);
             }
-            if keep_target && !state.is_overtaken(target) {
+            let is_in_vain = state.is_overtaken(target);
+            if keep_target && !is_in_vain {
                 return Err(Error::Exists);
             }
             // The kernel looks at that where it knows that there is something.
             let (directory, attributes) =
                 (state.tree.node(new_parent).attributes, state.tree.node(target).attributes);
-            if self.is_hidden_from(state, caller, target, false)
+            if !is_in_vain
+                && self.is_hidden_from(state, caller, target, false)
                 && !Credentials::without_groups(caller).may_replace(&directory, &attributes)
             {
                 return Err(Error::NotPermitted("replacing the file that another user is writing"));

@@ -4,22 +4,26 @@
 //! Invariants
 //! - It is not moved below itself, nor deeper than directories may be, nor over one that something is in.
 //! - What it holds counts above its new place from the move on. What has no room there leaves, and what cannot leave stays.
+//! - One whose record cannot be written stays where it is.
 //!
 //! Limit: no directory moves on a member of a cluster, where the keys of other members would have to move along.
 
 use tidefs_engine::types::ByteCount;
 
+use super::super::burial::Doomed;
 use super::super::folders::{Change, QuotaInTheWay};
 use super::super::regroup::{Changes, Walk};
 use super::super::{Datapath, Error, State};
 use crate::namespace::{Name, Slot};
+use crate::tier::memory::DirectoryRecord;
 
-/// A directory that has its new name.
+/// What is left to do for a directory that has its new name, outside the lock.
+#[derive(Default)]
 pub(super) struct Moved {
     /// What is to be gone through below it.
     pub(super) walk: Option<Walk>,
-    /// Whether a restart finds it there.
-    pub(super) recorded: Result<(), Error>,
+    /// A file that stood under that name in vain.
+    pub(super) overtaken: Option<Doomed>,
 }
 
 impl Datapath {
@@ -43,10 +47,14 @@ impl Datapath {
         if levels_above(parent) > levels_above(state.tree.node(slot).parent) {
             state.check_depth(parent, height)?;
         }
-        if let Some(target) = state.tree.child(parent, name.as_bytes()) {
-            if target == slot {
-                return Ok(Moved { walk: None, recorded: Ok(()) });
-            }
+        let target = state.tree.child(parent, name.as_bytes());
+        if target == Some(slot) {
+            return Ok(Moved::default());
+        }
+        // Whoever looks there finds nothing.
+        let overtaken = target.filter(|&target| state.is_overtaken(target));
+        let target = target.filter(|_| overtaken.is_none());
+        if let Some(target) = target {
             if keep_target {
                 return Err(Error::Exists);
             }
@@ -54,13 +62,16 @@ impl Datapath {
             if !directory.children.is_empty() || state.may_hold_unnamed(directory) {
                 return Err(Error::NotEmpty);
             }
-            let id = directory.id;
-            self.tier.remove_directory(id)?;
+        }
+        let now_ns = self.now_ns();
+        self.record_move(state, slot, (parent, &name), target, now_ns)?;
+        if let Some(target) = target {
+            let id = state.directory_id(target)?;
             self.forget_directory(state, id);
             state.leave_directory(target);
             state.drop_if_unused(target);
         }
-        let now_ns = self.now_ns();
+        let overtaken = overtaken.and_then(|overtaken| self.discard_overtaken(state, overtaken));
         let before = state.effective_policy(slot).record;
         let old_parent = state.tree.node(slot).parent;
         let old_domain = state.folders.domain(old_parent);
@@ -76,7 +87,41 @@ impl Datapath {
         for changed in [old_parent, parent] {
             state.tree.node_mut(changed).attributes.written_at(now_ns);
         }
-        Ok(Moved { walk, recorded: self.persist_directory(state, slot) })
+        self.keep_directory(state, slot);
+        Ok(Moved { walk, overtaken })
+    }
+
+    /// Writes the record that the directory in `slot` has under another name, for which that of an empty directory there, `target`,
+    /// is removed before: of two with one name a start shows one, and loses what is in the other.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when it cannot be written: the old records stand.
+    fn record_move(
+        &self,
+        state: &State,
+        slot: Slot,
+        (parent, name): (Slot, &Name),
+        target: Option<Slot>,
+        ctime_ns: i64,
+    ) -> Result<(), Error> {
+        let record = DirectoryRecord {
+            parent: state.directory_id(parent)?,
+            name: name.as_bytes().to_vec(),
+            ctime_ns,
+            ..state.directory_record(slot)
+        };
+        let replaced = target.map(|target| state.directory_record(target));
+        if let Some(replaced) = &replaced {
+            self.tier.remove_directory(replaced.id)?;
+        }
+        let written = self.tier.put_directory(&record);
+        if written.is_err()
+            && let Some(replaced) = &replaced
+            && let Err(error) = self.tier.put_directory(replaced)
+        {
+            tracing::error!(directory = replaced.id.0, %error, "an empty directory is gone after a restart");
+        }
+        Ok(written?)
     }
 
     /// Evicts below each of the directories `limited` down to its quota, for the directory in `slot` that came to be there.

@@ -16,13 +16,10 @@ impl Model {
             let error = if options.create && options.exclusive { Errno::EEXIST } else { Errno::EISDIR };
             return Err(error);
         }
-        let mut slot = self.slot(directory, name);
-        let past = slot.next.filter(|&next| slot.current.is_none() && self.file(next).overtaken);
-        if options.create && past.is_some() {
-            // What took its name is gone: of both nothing is to stand there.
-            self.bury(past);
-            slot = Slot::default();
+        if options.create {
+            self.drop_past(directory, name);
         }
+        let slot = self.slot(directory, name);
         let is_writer = options.write || (slot == Slot::default() && options.create);
         let file = match self.visible(who, slot) {
             None if !options.create => return Err(Errno::ENOENT),

@@ -278,6 +278,20 @@ impl Model {
         }
     }
 
+    /// What all had closed before another one took its name, if that is gone: of both nothing is to stand there.
+    pub(crate) fn past(&self, slot: Slot) -> Option<FileId> {
+        slot.next.filter(|&next| slot.current.is_none() && self.file(next).overtaken)
+    }
+
+    /// Takes that from its name.
+    pub(crate) fn drop_past(&mut self, directory: DirectoryId, name: &str) {
+        let past = self.past(self.slot(directory, name));
+        if past.is_some() {
+            self.set_slot(directory, name, Slot::default());
+            self.bury(past);
+        }
+    }
+
     /// Everything that has a name, for messages.
     pub(crate) fn describe(&self) -> String {
         let show = |file: FileId| {

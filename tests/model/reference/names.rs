@@ -21,7 +21,7 @@ impl Model {
             Some(Entry::File(slot)) => slot,
             None => Slot::default(),
         };
-        if keep && target != Slot::default() {
+        if keep && target != Slot::default() && self.past(target).is_none() {
             return Err(Errno::EEXIST);
         }
         if from == to {
@@ -94,6 +94,7 @@ impl Model {
 
     /// Makes a directory.
     pub(crate) fn mkdir(&mut self, directory: DirectoryId, name: &str) -> Result<(), Errno> {
+        self.drop_past(directory, name);
         if self.entry(directory, name).is_some() {
             return Err(Errno::EEXIST);
         }
@@ -136,6 +137,7 @@ impl Model {
         if self.ancestors(to).contains(&id) {
             return Err(Errno::EINVAL);
         }
+        self.drop_past(to, name);
         match self.entry(to, name) {
             Some(Entry::Directory(same)) if same == id => return Ok(()),
             Some(Entry::Directory(other)) if !self.directories[&other].entries.is_empty() => {
