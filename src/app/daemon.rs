@@ -244,7 +244,7 @@ impl Daemon {
                 tracing::warn!(%error, "the memory stays larger than its capacity");
                 may_shrink = false;
             }
-            self.datapath.expire();
+            self.datapath.expire_until(|| stop.is_set());
             self.datapath.count_growth();
             self.datapath.sweep();
             self.datapath.bound_kernel_inodes();
@@ -257,7 +257,6 @@ impl Daemon {
     }
 
     fn stop(self, has_failed: bool) -> Result<(), Failure> {
-        self.background.ask_to_stop();
         let failure = if has_failed {
             Some(session_failure(&self.mount_dir, self.session.abandon().err()))
         } else {
@@ -266,6 +265,8 @@ impl Daemon {
             }
             None
         };
+        // Until then programs write, and need the room that is kept for them.
+        self.background.ask_to_stop();
         if let Some(control) = self.control {
             control.stop();
         }

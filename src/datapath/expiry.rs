@@ -29,12 +29,20 @@ impl Datapath {
     /// Removes what is past its time to live, and hidden versions that nobody came to write; ends soft pins, and the time for
     /// which a closed temporary file stays whatever the pressure.
     pub fn expire(&self) {
+        self.expire_until(|| false);
+    }
+
+    /// The same, until `is_stopping` says that the daemon ends: the next one does the rest.
+    pub fn expire_until(&self, is_stopping: impl Fn() -> bool) {
+        let goes_on = || (!is_stopping()).then_some(());
         let (now_ns, now_ms) = (self.now_ns(), self.now_ms());
-        self.in_parts(|state| self.end_lives(state, now_ns), |ended| self.see_out(ended));
-        self.in_parts(|state| state.end_pins(now_ns, PART).then_some(()), |()| {});
-        self.in_parts(|state| state.end_waits(now_ms, PART).then_some(()), |()| {});
+        let lives = |state: &mut State| goes_on().and_then(|()| self.end_lives(state, now_ns));
+        self.in_parts(lives, |ended| self.see_out(ended));
+        self.in_parts(|state| goes_on().filter(|()| state.end_pins(now_ns, PART)), |()| {});
+        self.in_parts(|state| goes_on().filter(|()| state.end_waits(now_ms, PART)), |()| {});
         let mut next = Slot::ROOT;
-        let abandoned = |state: &mut State| self.end_abandoned(state, now_ms, &mut next);
+        let abandoned =
+            |state: &mut State| goes_on().and_then(|()| self.end_abandoned(state, now_ms, &mut next));
         self.in_parts(abandoned, |afterwards| self.carry_out(afterwards));
     }
 
@@ -119,5 +127,24 @@ impl State {
         let due = self.parked.take_due(now_ms, limit);
         due.iter().for_each(|&slot| self.refresh_rank(slot));
         !due.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::datapath::testing::{make, unprivileged};
+    use crate::namespace::Ino;
+
+    #[test]
+    fn a_daemon_that_stops_does_not_end_first_whatever_is_due() {
+        let (_place, datapath) = unprivileged();
+        let due = make(&datapath, Ino::ROOT, "due");
+        datapath.lock().set_expiry(due.slot(), 0);
+        let is_there = || datapath.lock().tree.child(Slot::ROOT, b"due").is_some();
+        datapath.expire_until(|| true);
+        assert!(is_there());
+        datapath.expire_until(|| false);
+        assert!(!is_there());
     }
 }
