@@ -146,14 +146,12 @@ impl Datapath {
         (backing, path): (Backing, IoPath),
     ) -> Result<Option<(Stat, Opened)>, Error> {
         let mut state = self.lock();
-        if state.tree.child(parent, name.as_bytes()).is_some() {
+        let is_taken = state.tree.child(parent, name.as_bytes()).is_some();
+        if is_taken || !state.tree.is_living_directory(parent) {
+            drop(state);
             self.free_place(backing.place);
-            return Ok(None);
-        }
-        if !state.tree.is_living_directory(parent) {
             // Another member of the cluster removed it just now, of which the kernel does not know yet.
-            self.free_place(backing.place);
-            return Err(Error::Stale);
+            return if is_taken { Ok(None) } else { Err(Error::Stale) };
         }
         let (gid, _) = state.inherited_group(parent, caller.gid);
         let attributes = Attributes::new(mode, caller.uid, gid, self.now_ns());
