@@ -7,7 +7,7 @@
 //! believed for `BELIEF` only.
 
 use std::fs;
-use std::io::Read;
+use std::io::{self, Read};
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
@@ -126,8 +126,17 @@ pub fn has_memory(thread: ThreadId) -> bool {
         let mut start = [0; 2];
         let statm = fs::File::open(format!("/proc/{}/statm", thread.0));
         let read = statm.and_then(|mut file| file.read(&mut start));
-        read.is_ok_and(|count| count > 0) && start != *b"0 "
+        tells_of_memory(read.map(|count| &start[..count]))
     })
+}
+
+/// Whether a task has memory, by how its `statm` starts. Who cannot be looked at, for want of a descriptor say, is not taken to have
+/// ended.
+fn tells_of_memory(statm: io::Result<&[u8]>) -> bool {
+    match statm {
+        Ok(start) => !start.is_empty() && start != b"0 ",
+        Err(error) => error.kind() != io::ErrorKind::NotFound && error.raw_os_error() != Some(libc::ESRCH),
+    }
 }
 
 fn fate_in(stat: &str) -> WriterFate {
@@ -177,6 +186,13 @@ mod tests {
         assert!(killed && !has_memory(thread));
         child.wait().unwrap();
         assert_eq!(writer_fate(thread), WriterFate::Sound, "nothing is known of what is gone");
+    }
+
+    #[test]
+    fn a_task_that_cannot_be_looked_at_is_not_taken_to_have_ended() {
+        assert!(tells_of_memory(Ok(b"17")) && !tells_of_memory(Ok(b"0 ")) && !tells_of_memory(Ok(b"")));
+        let fails = |errno| tells_of_memory(Err(io::Error::from_raw_os_error(errno)));
+        assert!(fails(libc::EMFILE) && fails(libc::ENOMEM) && !fails(libc::ENOENT) && !fails(libc::ESRCH));
     }
 
     #[test]
