@@ -280,7 +280,7 @@ int tidefs_writer_seal_first(tidefs_writer *writer,
 int tidefs_writer_seal(tidefs_writer *writer);
 
 // Seals `count` writers with one request for many, and ends them, also when it fails; then it says the first failure
-// after all were tried. Those that are NULL are passed over.
+// after all were tried. Those that are NULL are passed over. Where one is given twice nothing is done, and none has ended.
 //
 // `cache` is NULL or the open cache that they are of; each writer as of tidefs_writer_seal_first.
 int tidefs_seal_many(const tidefs_cache *cache,

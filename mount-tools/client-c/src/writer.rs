@@ -167,7 +167,7 @@ pub unsafe extern "C" fn tidefs_writer_seal(writer: *mut TidefsWriter) -> c_int 
 }
 
 /// Seals `count` writers with one request for many, and ends them, also when it fails; then it says the first failure
-/// after all were tried. Those that are NULL are passed over.
+/// after all were tried. Those that are NULL are passed over. Where one is given twice nothing is done, and none has ended.
 ///
 /// # Safety
 /// `cache` is NULL or the open cache that they are of; each writer as of tidefs_writer_seal_first.
@@ -180,6 +180,11 @@ pub unsafe extern "C" fn tidefs_seal_many(
     guard(|| {
         // SAFETY: as the caller promises.
         let pointers = unsafe { ffi::values(writers, count, "writers is NULL")? };
+        let mut given: Vec<_> = pointers.iter().filter(|writer| !writer.is_null()).collect();
+        given.sort_unstable();
+        if given.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(Failure::Argument("a writer is given twice"));
+        }
         // SAFETY: as the caller promises.
         let taken = pointers.iter().filter_map(|&writer| unsafe { ffi::take_back(writer) });
         let writers = taken.map(|writer| writer.0).collect();

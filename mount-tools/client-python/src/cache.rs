@@ -191,10 +191,15 @@ impl Cache {
     }
 
     /// Makes many objects visible with one request for hundreds. Raises the first failure after all were tried; none is
-    /// sealed while an array or a buffer made of one of them is in use.
+    /// sealed while an array or a buffer made of one of them is in use, or where one is given twice.
     fn seal_many(&self, py: Python<'_>, writers: Vec<PyRef<'_, Writer>>) -> PyResult<()> {
         let cache = self.inner()?;
         writers.iter().try_for_each(|writer| writer.check())?;
+        let mut given: Vec<*const Writer> = writers.iter().map(|writer| &raw const **writer).collect();
+        given.sort_unstable();
+        if given.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(PyValueError::new_err("a writer is given twice"));
+        }
         let mut taken = Vec::with_capacity(writers.len());
         for writer in &writers {
             match writer.take() {

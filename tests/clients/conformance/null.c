@@ -139,6 +139,12 @@ int main(int argc, char **argv) {
     REFUSED("writer", tidefs_writer_seal(NULL));
     REFUSED("writer", tidefs_writer_seal_first(NULL, 1));
     REFUSED("writers", tidefs_seal_many(cache, NULL, 1));
+    tidefs_writer *twice[2] = {NULL, NULL};
+    EXPECT(tidefs_create(cache, "twice", 1, &twice[0]) == TIDEFS_OK);
+    twice[1] = twice[0];
+    REFUSED("a writer", tidefs_seal_many(cache, twice, 2));
+    twice[1] = NULL;
+    EXPECT(tidefs_seal_many(cache, twice, 2) == TIDEFS_OK);
     writer = NULL;
     REFUSED("cache", tidefs_seal_many(NULL, &writer, 1));
     EXPECT(tidefs_seal_many(cache, &writer, 1) == TIDEFS_OK);

@@ -123,6 +123,7 @@ def a_writer_is_filled_in_place_and_sealed_at_the_end_of_its_block(cache):
         tensor[:4] = 0
         assert "still in use" in refused(BufferError, lambda: cache.seal_many([writer]))
         del tensor
+        assert "twice" in refused(ValueError, lambda: cache.seal_many([writer, writer]))
         assert writer.write(numpy.float32(2.5).tobytes(), 8) == 4
         refused(ValueError, lambda: writer.write(b"12345", 4 * MIB - 4))
     found = numpy.asarray(cache.get("filled")).view(numpy.float32)
