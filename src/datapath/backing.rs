@@ -106,9 +106,42 @@ impl Datapath {
 mod tests {
     use std::sync::atomic::Ordering;
 
-    use super::super::OpenOptions;
     use super::super::testing::{caller, make, unprivileged};
+    use super::super::{KernelCache, OpenOptions};
     use super::*;
+
+    /// A kernel that keeps each file that it was given.
+    #[derive(Debug)]
+    struct Keeping;
+
+    impl KernelCache for Keeping {
+        fn forget_attributes(&self, _: Ino) {}
+        fn forget_attributes_now(&self, _: Ino) {}
+        fn drop_idle(&self, _: &[Ino]) {}
+        fn has_backing(&self, _: Ino) -> bool {
+            true
+        }
+        fn release_backing(&self, _: Ino) {}
+        fn forget_names(&self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn what_the_kernel_serves_is_opened_once_more_after_its_unlink() {
+        let (_place, datapath) = unprivileged();
+        let ino = make(&datapath, Ino::ROOT, "key");
+        datapath.attach_kernel(Arc::new(Keeping), true);
+        let open = |options| datapath.open(&caller(), ino, options);
+        let read = OpenOptions { read: true, ..OpenOptions::default() };
+        let first = open(read).unwrap();
+        datapath.unlink(&caller(), Ino::ROOT, b"key").unwrap();
+        let second = open(read).unwrap();
+        assert_eq!((first.path, second.path), (IoPath::Passthrough, IoPath::Passthrough));
+        datapath.release(first.handle);
+        datapath.release(second.handle);
+        assert!(open(read).is_err(), "nobody has it open");
+    }
 
     #[test]
     fn a_handle_that_neither_the_kernel_nor_the_daemon_can_serve_leaves_the_counts_of_others_as_they_are() {

@@ -247,7 +247,12 @@ impl Datapath {
             self.note_hit(state, caller, slot);
         }
         let path = self.path_of(state, slot, options);
-        let needs_file = options.write || path == IoPath::Direct || phase != Some(Phase::Sealed);
+        // Of what was unlinked the kernel has the bytes, from which it serves those who have it open.
+        let is_served = phase == Some(Phase::Gone)
+            && path == IoPath::Passthrough
+            && self.kernel.get().is_some_and(|kernel| kernel.has_backing(state.tree.ino(slot)));
+        let is_at_hand = phase == Some(Phase::Sealed) || is_served;
+        let needs_file = options.write || path == IoPath::Direct || !is_at_hand;
         if needs_file {
             self.open_backing(state, slot)?;
         }

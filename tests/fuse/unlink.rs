@@ -1,6 +1,7 @@
 //! Removing names: what is open or mapped lives on, what is gone gives its bytes back.
 
 use std::fs::{self, File, OpenOptions};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ in_both_modes!(
     an_unlinked_file_stays_readable_for_who_has_it_open,
     an_unlinked_file_stays_readable_for_who_has_it_mapped,
     an_unlinked_file_has_no_links,
+    an_unlinked_file_is_opened_again_through_its_descriptor,
     a_file_unlinked_while_written_stays_usable_by_its_writer,
     a_name_unlinked_while_open_can_be_taken_by_another_file,
     an_unlinked_hidden_file_never_appears,
@@ -63,6 +65,27 @@ fn an_unlinked_file_has_no_links(mode: Mode) {
     assert_eq!(file.metadata().expect("fstat").nlink(), 1);
     fs::remove_file(kv.join("key")).expect("unlink");
     assert_eq!(file.metadata().expect("fstat").nlink(), 0);
+}
+
+fn an_unlinked_file_is_opened_again_through_its_descriptor(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    for length in [1000, 2 * MIB] {
+        let path = kv.join("key");
+        publish_object(&path, 1, length);
+        let file = File::open(&path).expect("open");
+        fs::remove_file(&path).expect("unlink");
+        let again = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).expect("open by descriptor");
+        let mut flags: libc::c_long = 0;
+        // SAFETY: the kernel writes a number there, if any (ioctl_iflags(2)).
+        let outcome = unsafe { libc::ioctl(file.as_raw_fd(), libc::FS_IOC_GETFLAGS, &raw mut flags) };
+        // For which the kernel opens the file, too.
+        let refused = Errno::result(outcome).err();
+        assert!(!matches!(refused, Some(Errno::ESTALE | Errno::ENOENT)), "{refused:?}");
+        drop(file);
+        let mut bytes = vec![0; length];
+        again.read_exact_at(&mut bytes, 0).expect("pread");
+        assert_eq!(pattern::verify_object(&bytes), Ok(1));
+    }
 }
 
 fn a_file_unlinked_while_written_stays_usable_by_its_writer(mode: Mode) {
