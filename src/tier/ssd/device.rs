@@ -64,8 +64,6 @@ pub(super) struct Device {
     allocated_bytes: AtomicU64,
     /// Whether a start may find a zone that was given up.
     may_find_given_up: AtomicBool,
-    /// Records without data that are to be moved out of zones that are given up, and stand nowhere else yet.
-    pub(super) moved_out: Arc<AtomicU64>,
     /// Guards why it gets no more writes, and when an answer last came too late.
     trouble: Mutex<Trouble>,
 }
@@ -123,7 +121,6 @@ impl Device {
             is_short_of_zones: AtomicBool::new(false),
             allocated_bytes: AtomicU64::new(allocated.get()),
             may_find_given_up,
-            moved_out: Arc::default(),
             trouble: Mutex::default(),
         }
     }

@@ -80,12 +80,7 @@ impl Shared {
     }
 
     pub(super) fn must_stay(&self, facts: &RecordFacts) -> bool {
-        self.key_must_stay(&facts.key, facts.length)
-    }
-
-    /// The same of a record with this key and so much data.
-    pub(super) fn key_must_stay(&self, key: &[u8], length: ByteCount) -> bool {
-        length == ByteCount::ZERO && self.owner.get().is_some_and(|owner| owner.must_stay(key))
+        facts.length == ByteCount::ZERO && self.owner.get().is_some_and(|owner| owner.must_stay(&facts.key))
     }
 
     /// Bytes of a zone that are pinned and stand nowhere else.

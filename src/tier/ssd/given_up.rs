@@ -7,7 +7,7 @@
 //! - Nothing is said to be stored in a zone that the writer sees marked: the writer looks before each record that it starts
 //!   and after each that ended.
 //! - While a removal in the zone may still hide something, it stands in the file of intents, or durably in another zone,
-//!   before the zone's header is void. So it is with a record that was [moved out](super::surplus) of it.
+//!   before the zone's header is void.
 //! - As long as the header is not void a start may find the zone, with records that the index does not know: removals of
 //!   keys that nobody knows are noted on that disk too, unless it takes no writes.
 //!
@@ -16,7 +16,6 @@
 //! start when the disk takes no writes; so is one whose header cannot be made void.
 //! Threads: any marks a zone; the rest is done by the disk's writer.
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tidefs_engine::types::ByteCount;
@@ -184,11 +183,6 @@ impl Writer {
         if self.given_up.zones.is_empty() || is_early {
             return;
         }
-        self.reap_all();
-        if !self.may_void() {
-            self.given_up.retry_at = Some(Instant::now() + RETRY);
-            return;
-        }
         self.given_up.retry_at = None;
         for (zone, removals) in std::mem::take(&mut self.given_up.zones) {
             let is_safe = removals.is_empty()
@@ -204,20 +198,6 @@ impl Writer {
                 self.given_up.retry_at = Some(Instant::now() + RETRY);
             }
         }
-    }
-
-    /// Whether no record without data stands only in a zone that is given up. One that waits for another zone is let go of when that
-    /// is what it waits for: the last free zone is kept for others as long as a start may find what was given up.
-    fn may_void(&self) -> bool {
-        if self.device.moved_out.load(Ordering::Relaxed) == 0 {
-            return true;
-        }
-        let given_up = self.device.zones().iter().filter(|zone| zone.is_given_up()).count();
-        let is_last_kept = self.shared.is_named.load(Ordering::Relaxed)
-            || self.shared.is_reclaim_over.load(Ordering::Relaxed)
-            || !self.shared.devices.numbers(Device::is_leaving).is_empty()
-            || given_up > self.given_up.zones.len();
-        !is_last_kept && self.device.spare_zones() > 0
     }
 
     /// Makes durable what was written. A failure is one of the zone that is tried again, and counts for nothing else.
@@ -252,7 +232,7 @@ impl Writer {
                 device = self.device.name,
                 zone,
                 removals = removals.len(),
-                "a zone is given up and may be met again at the next start: its removals, or a directory, could not be written elsewhere"
+                "a zone is given up and may be met again at the next start: its removals could not be written elsewhere"
             );
         }
     }

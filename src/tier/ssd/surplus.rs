@@ -6,14 +6,12 @@
 //! Invariants
 //! - A zone beyond the capacity is void on its disk before its blocks are given back. Of a device, whose blocks stay,
 //!   nothing comes back with a larger capacity.
-//! - Records that the owner wanted at once are moved into zones that stay: they say where others belong. While one waits for such
-//!   a zone, that from which it is moved is not void.
+//! - Records that the owner wanted at once are moved into zones that stay: they say where others belong.
 //!
 //! Threads: the one that builds the index; the rest is done by the disk's writer, as for any zone that is
 //! [given up](super::given_up).
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use hashbrown::HashSet;
 use tidefs_engine::types::ByteCount;
@@ -24,7 +22,7 @@ use super::format::RecordHash;
 use super::index::{Place, ZoneId};
 use super::memory::{Buffer, Memory};
 use super::naming::Standing;
-use super::queue::{Append, Job, Origin, Stored};
+use super::queue::{Append, Job, Origin};
 use super::reasons::DroppedFor;
 
 impl Shared {
@@ -83,8 +81,6 @@ impl Shared {
             return;
         }
         standing.place = nowhere;
-        let moved_out = Arc::clone(&device.moved_out);
-        moved_out.fetch_add(1, Ordering::Relaxed);
         device.queue.push(Job::Append(Append {
             hash: standing.hash,
             key: record.key.clone(),
@@ -96,12 +92,7 @@ impl Shared {
             durable: false,
             origin: Origin::Zone(nowhere),
             uses: 0,
-            done: Box::new(move |stored| {
-                // One that failed stands in its zone alone.
-                if stored != Stored::Failed {
-                    moved_out.fetch_sub(1, Ordering::Relaxed);
-                }
-            }),
+            done: Box::new(|_| ()),
         }));
     }
 }
@@ -240,34 +231,5 @@ mod tests {
         let tier = tier_on(&[disk], &config(1, 12));
         recover(&tier);
         assert_eq!(tier.holds(DIRECTORY), Some(Version(21)));
-    }
-
-    /// As when a full disk gets a smaller share, and the names take their time.
-    #[test]
-    fn a_record_of_a_directory_that_waits_for_a_zone_still_stands_where_it_stood() {
-        let (disk, large) = (MemoryDisk::new(), config(1, 20));
-        let (tier, _) = running(std::slice::from_ref(&disk), &large);
-        fill(&tier, 100..145);
-        assert_eq!(store(&tier, DIRECTORY, 200, 0), Stored::Yes);
-        drop(tier);
-        let tier = tier_on(std::slice::from_ref(&disk), &config(1, 12));
-        let Indexed { early, mut unnamed, .. } = tier.index(&|key| key == DIRECTORY);
-        assert!(early.len() == 1 && tier.own(&early[0], 7), "{early:?}");
-        let device = Arc::clone(&tier.shared.devices.all()[0]);
-        assert_eq!(device.spare_zones(), 0);
-        tier.start(Arc::new(Told::default())).unwrap();
-        // The zones that are given up had their turn.
-        assert!(tier.flush(LIMIT));
-        let found = found_on(disk.content.lock().clone(), &large);
-        assert!(found.iter().any(|key| key.as_bytes() == DIRECTORY), "a kill would lose it");
-        while tier.next_unnamed(&mut unnamed).is_some() {}
-        let end = Instant::now() + LIMIT;
-        while !device.surplus().is_empty() {
-            assert!(Instant::now() < end, "it is not void");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        assert_eq!(tier.holds(DIRECTORY), Some(Version(200)));
-        drop(tier);
-        assert!(keys_of(&tier_on(&[disk], &config(1, 12))).iter().any(|key| key.as_bytes() == DIRECTORY));
     }
 }

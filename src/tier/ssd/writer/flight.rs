@@ -78,15 +78,13 @@ impl Writer {
         }
     }
 
-    /// No zone became free for a record. One that stands nowhere else by now waits for another when it is pinned or must stay, or when
-    /// no zone is taken back yet.
+    /// No zone became free for a record. One that stands nowhere else by now waits for another when it is pinned, or when no zone is
+    /// taken back yet.
     fn do_without_zone(&mut self, append: Append, reason: DroppedFor) {
         let Origin::Zone(nowhere) = append.origin else { return self.finish(append, None) };
         let is_at_home = self.shared.return_home(&append.hash, append.version, nowhere);
         let is_early = !self.shared.is_named.load(Ordering::Relaxed);
-        let must_stay = || self.shared.key_must_stay(&append.key, append.length);
-        let waits =
-            !is_at_home && (is_early || must_stay() || self.shared.is_pinned_at(&append.hash, nowhere));
+        let waits = !is_at_home && (is_early || self.shared.is_pinned_at(&append.hash, nowhere));
         let ended = if waits { self.device.queue.push_again(append) } else { Some(append) };
         if let Some(append) = ended {
             if !is_at_home {
