@@ -180,16 +180,13 @@ impl FastFiles {
     }
 
     /// Closes a handle of either kind.
-    pub(super) fn release(&self, datapath: &Arc<Datapath>, number: INodeNo, handle: FileHandle) {
+    pub(super) fn release(&self, datapath: &Datapath, number: INodeNo, handle: FileHandle) {
         if number == CONTROL {
             let session = self.sessions.write().remove(&handle.0);
-            let Some(session) = session else { return };
-            if !session.is_long_to_end() {
-                return datapath.end_session(&session);
+            if let Some(session) = session {
+                datapath.end_session(&session);
             }
-            let ends = Arc::clone(datapath);
-            // It is not to be refused, and its program has gone on.
-            return datapath.leave_job(Box::new(move |_| ends.end_session(&session)));
+            return;
         }
         let mut segments = self.segments.lock();
         let Some(Handle { segment, .. }) = segments.of_handle.remove(&handle.0) else { return };
@@ -218,38 +215,7 @@ fn credentials(request: &Request) -> Credentials {
 
 #[cfg(test)]
 mod tests {
-    use tidefs_engine::types::ByteCount;
-
     use super::*;
-    use crate::datapath::testing::unprivileged;
-    use crate::datapath::{BeginRequest, Located};
-    use crate::namespace::Ino;
-
-    #[test]
-    fn the_end_of_a_client_that_has_begun_much_is_left_to_a_thread_that_may_wait() {
-        let (_place, datapath) = unprivileged();
-        let (datapath, files) = (Arc::new(datapath), FastFiles::default());
-        let names: Vec<String> = (0..100).map(|number| format!("key-{number}")).collect();
-        for (handle, count) in [(1, 1), (2, names.len())] {
-            let root = Credentials { uid: 0, gid: 0, groups: Vec::new() };
-            let session = datapath.begin_session(root, true);
-            let request = |name| BeginRequest { name, size: ByteCount::kib(4), mode: 0o600 };
-            let requests = names[..count].iter().map(|name| request(name.as_bytes()));
-            datapath.begin(&session, Ino::ROOT, requests, |begun| {
-                assert!(matches!(begun, Located::Here { .. }), "{begun:?}");
-            });
-            files.sessions.write().insert(handle, Arc::new(session));
-        }
-        let given_up = || datapath.telemetry().fast_abandoned.get();
-        files.release(&datapath, CONTROL, FileHandle(1));
-        assert_eq!(given_up(), 1, "it had begun little");
-        files.release(&datapath, CONTROL, FileHandle(2));
-        assert!(files.session(FileHandle(2)).is_none());
-        assert_eq!(given_up(), 1);
-        datapath.loader().close();
-        datapath.run_loads();
-        assert_eq!(given_up(), 101);
-    }
 
     #[test]
     fn numbers_of_segments_are_no_other_control_files() {

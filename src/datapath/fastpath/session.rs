@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tidefs_engine::types::{ByteCount, SegmentId};
 
 use super::batch::Batch;
-use super::{AREA_MAX, LOCKED_AT_ONCE, Located};
+use super::{LOCKED_AT_ONCE, Located};
 use crate::datapath::afterwards::Afterwards;
 use crate::datapath::rights::Credentials;
 use crate::datapath::{Datapath, Marks, Phase, State};
@@ -21,9 +21,6 @@ pub const REFERENCES_MAX: usize = 1 << 20;
 
 /// Objects that one session may have begun.
 pub const CREATES_MAX: usize = 4096;
-
-/// References and begun objects that are given up by a thread that others wait for, at most.
-const ENDED_AT_ONCE: usize = 64;
 
 /// Part of the capacity that a client may keep from being evicted although it has no use for it any more.
 const KEPT_BACK_SHARE: u64 = 64;
@@ -85,16 +82,6 @@ impl Session {
     /// [`Located::Denied`].
     pub(super) fn check_write(&self) -> Result<(), Located> {
         if self.may_write { Ok(()) } else { Err(Located::Denied) }
-    }
-
-    /// Whether its end takes longer than an answer: what it had begun is cut then, a gigabyte in a good part of a second.
-    #[must_use]
-    pub fn is_long_to_end(&self) -> bool {
-        let holdings = self.holdings.lock();
-        let areas = holdings.areas.values().map(|area| area.length);
-        let begun = holdings.begun.values().map(|begun| begun.size);
-        let is_many = holdings.references + holdings.begun.len() > ENDED_AT_ONCE;
-        is_many || begun.chain(areas).fold(ByteCount::ZERO, ByteCount::saturating_add) > AREA_MAX
     }
 
     /// References that may still be taken.
