@@ -85,10 +85,7 @@ impl Datapath {
         let end = end.max(self.clock.monotonic().saturating_add(LATE_PATIENCE));
         self.wait_for_last_close(ino, end);
         let outcome = self.try_persist(ino, end);
-        // What was replaced or removed meanwhile is in memory no more than on disk.
-        if let Err(error) = &outcome
-            && !matches!(error, Error::Stale)
-        {
+        if let Err(error) = &outcome {
             self.telemetry.ssd_durability_failures.increment();
             tracing::warn!(ino = ino.0, %error, "an object that was to be durable is in memory only");
         }
@@ -209,7 +206,7 @@ mod tests {
 
     use tidefs_engine::types::ByteCount;
 
-    use super::super::testing::{WRITE, attach_disk, caller, directory, make, unprivileged};
+    use super::super::testing::{WRITE, attach_disk, caller, directory, unprivileged};
     use super::super::{BeginRequest, Credentials, Located, Opened, SealRequest};
     use super::*;
 
@@ -234,19 +231,6 @@ mod tests {
         let state = datapath.lock();
         let record = state.ssd_record(state.tree.by_path(b"ns/key").unwrap()).unwrap();
         assert_eq!(datapath.ssd().unwrap().holds(&record.key), Some(record.version));
-        assert_eq!(datapath.telemetry.ssd_durability_failures.get(), 0);
-    }
-
-    #[test]
-    fn what_is_replaced_before_it_is_on_disk_is_no_failure_of_durability() {
-        let (_place, datapath) = unprivileged();
-        let (datapath, disk) = (Arc::new(datapath), tempfile::tempdir().unwrap());
-        attach_disk(&datapath, disk.path(), ByteCount::mib(8));
-        let replaced = make(&datapath, Ino::ROOT, "key");
-        make(&datapath, Ino::ROOT, "other");
-        datapath.rename(&caller(), (Ino::ROOT, b"other"), (Ino::ROOT, b"key"), false).unwrap();
-        let outcome = datapath.persist(replaced, datapath.end_of_persist());
-        assert!(matches!(outcome, Err(Error::Stale)), "{outcome:?}");
         assert_eq!(datapath.telemetry.ssd_durability_failures.get(), 0);
     }
 
