@@ -8,7 +8,7 @@ use tokio::io::Interest;
 
 use super::frame::{Header, Kind};
 use super::inbox::{Inbox, Received};
-use super::{Answer, Link, LinkEvents};
+use super::{Answer, Link, LinkEvents, caught};
 use crate::error::Error;
 use crate::types::BoxFuture;
 
@@ -113,7 +113,8 @@ fn answer_later(
     runtime.spawn(async move {
         let mut over = link.over.subscribe();
         tokio::select! {
-            result = answer => {
+            answered = caught::awaited(answer) => {
+                let result = answered.unwrap_or_else(|| Err(caught::PANICKED.to_owned()));
                 if let Err(error) = link.respond(&header, result) {
                     link.end(error);
                 }

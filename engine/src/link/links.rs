@@ -22,7 +22,7 @@ use super::drive::drive;
 use super::handshake::{Identity, Prover, Token, Verdict};
 use super::stream::Stream;
 use super::tls::Encryption;
-use super::{BootId, Link, LinkConfig, LinkEvents, accept, socket};
+use super::{BootId, Link, LinkConfig, LinkEvents, accept, caught, socket};
 use crate::error::Error;
 use crate::types::{BoxFuture, MemberId, PeerId};
 
@@ -350,11 +350,21 @@ impl Links {
 
     /// Says that a registered link is up, and drives it.
     pub(super) fn run(&self, link: &Arc<Link>) {
-        self.events.connected(link);
+        if caught::called(|| self.events.connected(link)).is_none() {
+            link.end(link.gone(caught::PANICKED));
+        }
         let (links, link, events) = (Weak::clone(&self.weak), Arc::clone(link), Arc::clone(&self.events));
         self.spawn(async move {
-            let cause = drive(&link, &events).await;
-            events.disconnected(link.peer(), &cause);
+            let cause = match caught::awaited(drive(&link, &events)).await {
+                Some(cause) => cause,
+                None => {
+                    link.end(link.gone(caught::PANICKED));
+                    link.stream.shut_down();
+                    link.cause()
+                }
+            };
+            // What became of it is told already.
+            let _ = caught::called(|| events.disconnected(link.peer(), &cause));
             if let Some(links) = links.upgrade() {
                 links.state.lock().links.remove(&link.peer());
             }

@@ -8,7 +8,7 @@
 //! - There is at most one link to a peer, and a peer is one incarnation: one that is found in the place of another is
 //!   [`crate::error::Error::PeerGone`].
 //! - [`LinkEvents::connected`] and [`LinkEvents::disconnected`] alternate for each peer.
-//! - Whatever a peer sends costs it its connection at worst.
+//! - Whatever a peer sends costs it its connection at worst, as does a panic of what handles it.
 //!
 //! Limits: connections that have proved nothing ([`LinkConfig::unproven_max`], each for [`LinkConfig::proof_timeout`]; when all
 //! places are taken the oldest goes after a fifth of it, also where nobody waits yet, and the others one by one), the length of
@@ -24,6 +24,7 @@ mod handshake;
 mod unproven;
 
 // Links, one to each peer, and what they tell their owner.
+mod caught;
 mod config;
 mod connection;
 mod drive;

@@ -17,6 +17,10 @@ pub(crate) const ECHO_LATER: Channel = Channel(2);
 pub(crate) const REFUSE: Channel = Channel(3);
 /// Never answers.
 pub(crate) const NEVER: Channel = Channel(4);
+/// Panics.
+pub(crate) const PANIC: Channel = Channel(5);
+/// Panics in a task of its own.
+pub(crate) const PANIC_LATER: Channel = Channel(6);
 
 /// What was seen, in order.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,6 +28,10 @@ pub(crate) enum Event {
     Connected(PeerId),
     Disconnected(PeerId),
     Notified(Vec<u8>),
+}
+
+fn panics() -> Result<Vec<u8>, String> {
+    panic!("as the test asks")
 }
 
 #[derive(Debug, Default)]
@@ -46,6 +54,11 @@ impl LinkEvents for Recorder {
                 Ok(body)
             })),
             NEVER => Answer::Later(Box::pin(std::future::pending())),
+            PANIC => Answer::Now(panics()),
+            PANIC_LATER => Answer::Later(Box::pin(async {
+                tokio::task::yield_now().await;
+                panics()
+            })),
             _ => Answer::Now(Err(format!("channel {} is refused", channel.0))),
         }
     }

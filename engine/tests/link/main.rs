@@ -7,5 +7,6 @@ mod calls;
 mod common;
 mod faults;
 mod idle;
+mod panics;
 mod proof;
 mod tls;
