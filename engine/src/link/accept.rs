@@ -115,6 +115,10 @@ async fn settle(links: &Arc<Links>, stream: Stream, identity: Identity) -> Resul
     }
     let mut stream = Some(stream);
     loop {
+        // Who dialled may have another connection by now, which this one must not take the place of.
+        if stream.as_ref().is_some_and(Stream::has_ended) {
+            return Err(Error::protocol("it was given up by who dialled"));
+        }
         match links.admit(&mut stream, &identity)? {
             Admission::Taken(link) => {
                 links.run(&link);

@@ -5,6 +5,7 @@
 //! not watch any more: whoever has it does.
 
 use std::io::{self, IoSlice, Read};
+use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -228,9 +229,46 @@ impl Stream {
         }
     }
 
+    /// Whether the other end has closed it, or reset it. False while there is something to read.
+    pub(super) fn has_ended(&self) -> bool {
+        let mut byte = [MaybeUninit::uninit()];
+        match SockRef::from(&self.socket).peek(&mut byte) {
+            Ok(count) => count == 0,
+            Err(error) => !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
+        }
+    }
+
     /// Ends both directions; who waits for the socket is woken. The peer sees the end of the stream.
     pub(super) fn shut_down(&self) {
         // A socket that is not connected any more has nothing to end.
         let _ = SockRef::from(&self.socket).shutdown(std::net::Shutdown::Both);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_stream_has_ended_when_the_other_end_has_closed_it_and_all_is_read() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut other = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let stream = Stream::plain(listener.accept().await.unwrap().0);
+        assert!(!stream.has_ended());
+        other.write_all(&[1, 2]).await.unwrap();
+        drop(other);
+        let mut read = [0; 2];
+        stream.read_exact(&mut read[..1]).await.unwrap();
+        assert!(!stream.has_ended());
+        stream.read_exact(&mut read[1..]).await.unwrap();
+        while !stream.has_ended() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(read, [1, 2]);
     }
 }
