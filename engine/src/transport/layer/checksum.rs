@@ -13,7 +13,7 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
@@ -43,7 +43,7 @@ pub fn checksummed(
     exchanges: Arc<dyn Exchanges>,
     runtime: &Handle,
 ) -> Arc<dyn Transport> {
-    let (regions, endpoints) = (Mutex::default(), Mutex::default());
+    let (regions, endpoints) = (RwLock::default(), Mutex::default());
     Arc::new(Layer { inner, wrap: Checker { exchanges, runtime: runtime.clone(), regions, endpoints } })
 }
 
@@ -62,15 +62,16 @@ type Answer = Option<u64>;
 struct Checker {
     exchanges: Arc<dyn Exchanges>,
     runtime: Handle,
-    /// What peers may ask about. Held while a checksum is computed, so that none is once a region is withdrawn.
-    regions: Mutex<BTreeMap<RegionId, Arc<Region>>>,
+    /// What peers may ask about. Read while a checksum is computed, so that none is once a region is withdrawn, and those of
+    /// several peers are at once.
+    regions: RwLock<BTreeMap<RegionId, Arc<Region>>>,
     endpoints: Mutex<Vec<Weak<Followed<Comparer>>>>,
 }
 
 impl Checker {
     fn checksum(&self, question: &Question) -> Answer {
         let Question { region: id, offset, length } = *question;
-        let regions = self.regions.lock();
+        let regions = self.regions.read();
         let slice = MemorySlice::new(regions.get(&id)?, id, offset, ByteCount(length));
         slice.ok().map(|slice| slice.checksum())
     }
@@ -121,16 +122,16 @@ impl Wrap for Checker {
     }
 
     fn registered(&self, id: RegionId, region: &Arc<Region>) {
-        self.regions.lock().insert(id, Arc::clone(region));
+        self.regions.write().insert(id, Arc::clone(region));
     }
 
     fn withdrawn(&self, id: RegionId) {
-        self.regions.lock().remove(&id);
+        self.regions.write().remove(&id);
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
-            self.regions.lock().clear();
+            self.regions.write().clear();
             let endpoints: Vec<_> = self.endpoints.lock().iter().filter_map(Weak::upgrade).collect();
             for endpoint in endpoints {
                 endpoint.close().await;
