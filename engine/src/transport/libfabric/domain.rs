@@ -9,13 +9,14 @@
 //! - A peer that ends nothing for [`Settings::silence`] costs its connection, so that time is left to go another way: a
 //!   fabric on which nothing gets through lets connections be made, and would take each deadline whole.
 //!   Where the provider refuses to close an endpoint, what is in flight there is not ended before it has.
-//!   The same is done when operations to a peer that refused a key are cancelled by the provider.
+//!   The same is done when operations to a peer that refused a key are cancelled by the provider, and none that was asked later
+//!   has ended well.
 //! - Where an endpoint cannot be opened again, that is tried until it can be. Meanwhile this NIC has no address, and no keys for
 //!   what is registered, so that whoever is told goes by the others.
 //!
 //! Threads: owned by the NIC's progress thread.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -34,7 +35,7 @@ use super::registration::ffi::Registration;
 use crate::error::Error;
 use crate::memory::MemorySlice;
 use crate::transport::Rate;
-use crate::types::{PeerId, RegionId};
+use crate::types::RegionId;
 
 mod life;
 mod memory;
@@ -77,8 +78,8 @@ pub(super) struct Domain {
     /// Where bytes go that are read to confirm a write.
     scratch: Option<(MemorySlice, Arc<Registration>)>,
     known: HashMap<Vec<u8>, Known>,
-    /// Peers that refused a key since the endpoint was opened.
-    refusing: HashSet<PeerId>,
+    /// Peers, by their slots, that refused a key, when they last did, and have ended nothing well since that was asked later.
+    refusing: HashMap<u64, Instant>,
     /// A refused key has broken the way to a peer, which only a new endpoint mends.
     is_broken: bool,
     connections: Vec<Weak<Connection>>,
@@ -131,7 +132,7 @@ impl Domain {
             has_met_peers: false,
             scratch: None,
             known: HashMap::new(),
-            refusing: HashSet::new(),
+            refusing: HashMap::new(),
             is_broken: false,
             connections: Vec::new(),
             heard: HashMap::new(),

@@ -52,19 +52,23 @@ impl Domain {
         }
         self.free.push(slot);
         self.note_end(&flight, completion.result.is_ok());
+        let peer = flight.job.peer;
+        if completion.result.is_ok() && self.refusing.get(&peer).is_some_and(|&since| since < flight.began) {
+            // Asked after the refusal, so that has broken nothing.
+            self.refusing.remove(&peer);
+        }
         let result = match (completion.result, flight.given_up) {
             (Ok(()), None) => Ok(()),
             // It was given up before it ended; a write that was not confirmed may not be there.
             (_, Some((error, _))) => Err(error),
             (Err(failure), None) => {
                 let error = error_of(&failure, &flight.job);
-                let peer = flight.job.connection.peer;
                 if matches!(error, Error::TransportFailed { .. }) {
                     flight.job.connection.fail_on(flight.job.rail, &error);
                     // On verbs a refused key leaves the queue pair in error, and all that follows is flushed.
-                    self.is_broken |= failure.code == fi::FI_ECANCELED && self.refusing.contains(&peer);
+                    self.is_broken |= failure.code == fi::FI_ECANCELED && self.refusing.contains_key(&peer);
                 } else {
-                    self.refusing.insert(peer);
+                    self.refusing.insert(peer, Instant::now());
                 }
                 Err(error)
             }

@@ -62,7 +62,6 @@ impl Domain {
 
     pub(super) fn forget(&mut self, peer: PeerId) {
         self.leave(peer, &Error::PeerGone { peer, cause: "its link is closed".into() });
-        self.refusing.remove(&peer);
         self.known.values_mut().for_each(|known| {
             known.holders.remove(&peer);
         });
@@ -88,6 +87,7 @@ impl Domain {
                 port.remove(known.slot);
                 self.heard.remove(&known.slot);
                 self.blocked.remove(&known.slot);
+                self.refusing.remove(&known.slot);
             }
             is_kept
         });
