@@ -214,10 +214,12 @@ impl Datapath {
                 return Err(Error::IsDirectory);
             }
             self.telemetry.unlinks.increment();
-            state.tree.node_mut(parent).attributes.written_at(self.now_ns());
+            let now_ns = self.now_ns();
+            state.tree.node_mut(parent).attributes.written_at(now_ns);
             let (current, next) = state.versions_of(slot);
+            state.note_name_lost([next, current], now_ns);
             let process = state.process(caller, self.clock.monotonic());
-            let ending = (self.now_ns(), Ending::Deleted { process: process.0 });
+            let ending = (now_ns, Ending::Deleted { process: process.0 });
             let versions = [next, current].map(|version| version.map(|slot| state.tree.ino(slot)));
             let next = next.map(|next| state.discard_writing(next));
             let current = current.map(|slot| state.remove_object(slot, Departure::Gone, Some(ending)));
@@ -245,9 +247,11 @@ impl Datapath {
         let id = directory.id;
         self.tier.remove_directory(id)?;
         let key = key_hash(state.directory_id(parent)?, name.as_bytes());
-        state.history.note(key, self.now_ns(), Ending::Deleted { process: 0 });
+        let now_ns = self.now_ns();
+        state.history.note(key, now_ns, Ending::Deleted { process: 0 });
+        state.note_name_lost([Some(slot)], now_ns);
         state.leave_directory(slot);
-        state.tree.node_mut(parent).attributes.written_at(self.now_ns());
+        state.tree.node_mut(parent).attributes.written_at(now_ns);
         state.drop_if_unused(slot);
         self.forget_directory(&mut state, id);
         Ok(())
@@ -302,6 +306,13 @@ impl Datapath {
 }
 
 impl State {
+    /// A program takes the names of nodes away, which moves the ctime of those that are open.
+    pub(super) fn note_name_lost(&mut self, slots: impl IntoIterator<Item = Option<Slot>>, now_ns: i64) {
+        for slot in slots.into_iter().flatten() {
+            self.tree.node_mut(slot).attributes.ctime_ns = now_ns;
+        }
+    }
+
     /// Takes an empty directory's name and its domain away.
     pub(super) fn leave_directory(&mut self, slot: Slot) {
         self.leave_domain(slot);
@@ -324,5 +335,38 @@ impl State {
         self.folders.account(&self.tree, parent, change);
         self.sealed_bytes = self.sealed_bytes.saturating_add(size);
         self.sealed_objects += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{caller, directory, make, unprivileged};
+    use super::*;
+
+    #[test]
+    fn the_ctime_of_what_loses_its_name_moves_by_whatever_takes_it() {
+        let (_place, datapath) = unprivileged();
+        let begin = |ino: Ino| {
+            datapath.lock().tree.node_mut(ino.slot()).attributes.ctime_ns = 0;
+            ino
+        };
+        let rename = |name: &[u8], new_name: &[u8]| {
+            datapath.rename(&caller(), (Ino::ROOT, name), (Ino::ROOT, new_name), false).unwrap();
+        };
+        let unlinked = begin(make(&datapath, Ino::ROOT, "unlinked"));
+        datapath.unlink(&caller(), Ino::ROOT, b"unlinked").unwrap();
+        let replaced = begin(make(&datapath, Ino::ROOT, "replaced"));
+        make(&datapath, Ino::ROOT, "object");
+        rename(b"object", b"replaced");
+        let removed = begin(directory(&datapath, b"removed"));
+        datapath.remove_directory(Ino::ROOT, b"removed").unwrap();
+        let taken = begin(directory(&datapath, b"taken"));
+        directory(&datapath, b"directory");
+        rename(b"directory", b"taken");
+        // The kernel knows them all still.
+        for ino in [unlinked, replaced, removed, taken] {
+            let stat = datapath.getattr(ino).unwrap();
+            assert!(stat.attributes.ctime_ns > 0 && stat.links == 0, "{stat:?}");
+        }
     }
 }

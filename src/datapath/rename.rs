@@ -325,6 +325,7 @@ impl Datapath {
             state.leave_order(slot, footprint(size), Departure::Gone);
         }
         state.move_name(slot, parent, name);
+        state.tree.node_mut(slot).attributes.ctime_ns = self.now_ns();
         if let (Some(size), Some(key)) = (parked, state.key_of(slot)) {
             state.enter_order(slot, key, None, footprint(size));
         }
@@ -347,6 +348,7 @@ impl Datapath {
         self.telemetry.replacements.increment();
         let (current, next) = state.versions_of(old);
         let next = next.filter(|&next| next != newcomer);
+        state.note_name_lost([current], self.now_ns());
         // What all have closed has no RELEASE to come by which it ends: it waits for a writer, who finds the newcomer.
         let is_left = |&next: &Slot| {
             state.object(next).and_then(|next| next.open.as_deref()).is_some_and(OpenState::is_left)

@@ -117,9 +117,11 @@ impl Datapath {
         }
         let Some(object) = state.object(slot) else { unreachable!("a node is a directory or a file") };
         let (mut size, mut occupied) = (object.size, footprint(object.size));
-        let is_final = object.phase == Phase::Sealed && object.marks.has(Marks::FINAL);
+        // What had its last writer before it lost its name has no other one after that.
+        let is_object = matches!(object.phase, Phase::Sealed | Phase::Gone);
+        let is_final = is_object && object.marks.has(Marks::FINAL);
         // While it is rewritten, its name stands for another file to some.
-        let is_settled = is_final && object.next_version().is_none();
+        let is_settled = is_final && object.phase == Phase::Sealed && object.next_version().is_none();
         if !is_final {
             let file = match &object.place {
                 Place::Scratch(scratch) => Some(scratch.file()),

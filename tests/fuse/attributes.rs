@@ -35,6 +35,7 @@ in_both_modes!(
     mtime_is_the_time_of_writing,
     ctime_moves_with_each_change_of_attributes,
     ctime_moves_with_what_is_written,
+    ctime_moves_with_a_rename_whatever_the_names,
     a_close_changes_no_times_of_a_file,
     access_for_writing_succeeds_on_a_sealed_object,
     a_created_file_has_the_mode_asked_for_less_the_umask,
@@ -287,6 +288,21 @@ fn ctime_moves_with_what_is_written(mode: Mode) {
         std::thread::sleep(Duration::from_millis(20));
         change();
         assert!(ctime() > before, "{what} moves ctime");
+    }
+}
+
+fn ctime_moves_with_a_rename_whatever_the_names(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    fs::write(kv.join("a.tmp"), [1; 5000]).expect("write");
+    let ctime = |name: &str| {
+        let facts = fs::metadata(kv.join(name)).expect("stat");
+        (facts.ctime(), facts.ctime_nsec())
+    };
+    for (name, new_name) in [("a.tmp", "b.tmp"), ("b.tmp", "key"), ("key", "other")] {
+        let before = ctime(name);
+        std::thread::sleep(Duration::from_millis(20));
+        fs::rename(kv.join(name), kv.join(new_name)).expect("rename");
+        assert!(ctime(new_name) > before, "{name} to {new_name}");
     }
 }
 

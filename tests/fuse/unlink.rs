@@ -6,6 +6,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::sys::stat::futimens;
+use nix::sys::time::TimeSpec;
 
 use crate::common::modes::in_both_modes;
 use crate::common::pattern::{self, assert_same};
@@ -17,6 +19,7 @@ in_both_modes!(
     an_unlinked_file_stays_readable_for_who_has_it_open,
     an_unlinked_file_stays_readable_for_who_has_it_mapped,
     an_unlinked_file_has_no_links,
+    the_ctime_of_what_is_open_moves_when_it_loses_its_name,
     an_unlinked_file_is_opened_again_through_its_descriptor,
     a_file_unlinked_while_written_stays_usable_by_its_writer,
     a_name_unlinked_while_open_can_be_taken_by_another_file,
@@ -65,6 +68,31 @@ fn an_unlinked_file_has_no_links(mode: Mode) {
     assert_eq!(file.metadata().expect("fstat").nlink(), 1);
     fs::remove_file(kv.join("key")).expect("unlink");
     assert_eq!(file.metadata().expect("fstat").nlink(), 0);
+}
+
+fn the_ctime_of_what_is_open_moves_when_it_loses_its_name(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let (key, other) = (kv.join("key"), kv.join("other"));
+    let early = TimeSpec::new(1_000_000_000, 0);
+    let ends: [(&str, &dyn Fn()); 2] = [
+        ("unlink", &|| fs::remove_file(&key).expect("unlink")),
+        ("a rename over it", &|| fs::rename(&other, &key).expect("rename")),
+    ];
+    for length in [1000, 2 * MIB] {
+        for (what, end) in ends {
+            publish_object(&key, 1, length);
+            publish_object(&other, 2, length);
+            let file = File::open(&key).expect("open");
+            futimens(&file, &early, &early).expect("futimens");
+            let before = file.metadata().expect("fstat");
+            std::thread::sleep(Duration::from_millis(20));
+            end();
+            let after = file.metadata().expect("fstat");
+            let ctime = |facts: &fs::Metadata| (facts.ctime(), facts.ctime_nsec());
+            assert!(ctime(&after) > ctime(&before), "{what}, {length} bytes");
+            assert_eq!((after.nlink(), after.mtime()), (0, 1_000_000_000), "{what}, {length} bytes");
+        }
+    }
 }
 
 fn an_unlinked_file_is_opened_again_through_its_descriptor(mode: Mode) {

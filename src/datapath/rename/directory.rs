@@ -68,6 +68,7 @@ impl Datapath {
         if let Some(target) = target {
             let id = state.directory_id(target)?;
             self.forget_directory(state, id);
+            state.note_name_lost([Some(target)], now_ns);
             state.leave_directory(target);
             state.drop_if_unused(target);
         }
