@@ -106,6 +106,7 @@ impl Datapath {
         departure: Departure,
         ending: (i64, Ending),
     ) -> Doomed {
+        self.keep_decorations(state, slot);
         let mut doomed = state.remove_object(slot, departure, Some(ending));
         self.retire_all(std::slice::from_mut(&mut doomed));
         doomed

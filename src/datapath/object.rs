@@ -280,6 +280,12 @@ impl Object {
         !matches!(self.place, Place::Ssd | Place::Remote | Place::Freed)
     }
 
+    /// Whether it has lost its name, and the kernel serves those who have it open from bytes that the daemon has no way to.
+    pub(super) fn is_the_kernels_alone(&self) -> bool {
+        let is_freed = self.phase == Phase::Gone && matches!(self.place, Place::Freed);
+        is_freed && self.is_open() && self.file().is_none()
+    }
+
     /// Whether nobody reads it any more, nor can: it has no name, no bytes, and is open nowhere.
     pub(super) fn has_left(&self) -> bool {
         self.phase == Phase::Gone && !self.is_open() && !self.is_readable()

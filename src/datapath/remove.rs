@@ -222,7 +222,10 @@ impl Datapath {
             let ending = (now_ns, Ending::Deleted { process: process.0 });
             let versions = [next, current].map(|version| version.map(|slot| state.tree.ino(slot)));
             let next = next.map(|next| state.discard_writing(next));
-            let current = current.map(|slot| state.remove_object(slot, Departure::Gone, Some(ending)));
+            let current = current.map(|slot| {
+                self.keep_decorations(&mut state, slot);
+                state.remove_object(slot, Departure::Gone, Some(ending))
+            });
             let mut doomed: Vec<Doomed> = [next, current].into_iter().flatten().collect();
             self.retire_all(&mut doomed);
             (doomed, versions)

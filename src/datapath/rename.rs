@@ -374,6 +374,7 @@ impl Datapath {
                 let path = || state.path_of_child(parent, name.as_bytes());
                 afterwards.removed.extend(stamp.map(|stamp| (path(), stamp)));
             }
+            self.keep_decorations(state, current);
             afterwards.doomed.push(state.remove_object(current, Departure::Gone, None));
         }
         heir

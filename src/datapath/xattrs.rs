@@ -11,7 +11,7 @@ pub(super) use policy::tier_text;
 
 use super::decorations::{self, USER, told};
 use super::policy_text::SETTABLE;
-use super::{Datapath, Error, Marks, Phase, Place, State};
+use super::{Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
 
 /// What names of policy and facts begin with.
@@ -255,6 +255,14 @@ impl Datapath {
         if makes && object.is_on_ssd_alone() {
             return Err(Error::NoObject);
         }
+        if object.is_the_kernels_alone() && !object.marks.has(Marks::DECORATED) {
+            // It had none when it lost its name. As stat does, this tells of what is open, whoever asks.
+            return if makes {
+                Err(Error::Unsupported("attributes of what the kernel alone has"))
+            } else {
+                Ok(None)
+            };
+        }
         let is_below = !makes && matches!(object.place, Place::Ssd | Place::Remote);
         if is_below || matches!(object.place, Place::Packed(_)) {
             return Ok(None);
@@ -265,6 +273,19 @@ impl Datapath {
             self.rewrite_record(&mut state, slot)?;
         }
         self.backing_file_of(&state, slot).map(Some)
+    }
+
+    /// An object is about to lose its name: who has it open goes on to read what programs attached to it. Where the kernel serves
+    /// it the daemon has no file of it, and could not open one any more.
+    pub(super) fn keep_decorations(&self, state: &mut State, slot: Slot) {
+        let is_needed = |object: &Object| {
+            object.is_open() && object.marks.has(Marks::DECORATED) && matches!(object.place, Place::Solo(_))
+        };
+        if state.object(slot).is_some_and(is_needed)
+            && let Err(error) = self.open_backing(state, slot)
+        {
+            tracing::debug!(%error, "attributes of an object are gone with its name");
+        }
     }
 
     /// A program attaches the first attribute to an object. No disk keeps those: what it has, or is given, of the object goes.

@@ -17,7 +17,7 @@ use crate::common::sys::{
     Mapping, checksum_of, get_xattr, get_xattr_text, list_xattr, remove_xattr, set_xattr,
 };
 use crate::common::wait::{HANG, until};
-use crate::fixture::{kv, publish_object};
+use crate::fixture::{MIB, kv, publish_object};
 
 in_both_modes!(
     policy_of_a_directory_holds_for_everything_below,
@@ -33,6 +33,7 @@ in_both_modes!(
     attributes_of_programs_are_kept_on_files_and_directories,
     attributes_of_programs_are_set_while_a_small_object_is_open,
     attributes_of_programs_are_refused_on_a_small_object_without_a_name,
+    attributes_of_programs_are_read_of_what_lost_its_name_while_it_is_open,
     attributes_of_programs_stay_with_a_renamed_file,
     attributes_of_programs_stay_with_a_file_that_is_rewritten,
     attributes_of_programs_stay_with_a_file_that_becomes_a_slot_file,
@@ -292,6 +293,35 @@ fn attributes_of_programs_are_refused_on_a_small_object_without_a_name(mode: Mod
     let mut bytes = vec![0; 5000];
     reader.read_exact_at(&mut bytes, 0).expect("read");
     assert_eq!(pattern::verify_object(&bytes), Ok(1));
+}
+
+fn attributes_of_programs_are_read_of_what_lost_its_name_while_it_is_open(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    let key = kv.join("key");
+    for (length, is_decorated) in [(100, false), (100, true), (MIB, false), (MIB, true)] {
+        for is_replaced in [false, true] {
+            publish_object(&key, 1, length);
+            // Until then the daemon has a file of it.
+            mount.wait_until_closed([&key]);
+            if is_decorated {
+                set(&key, "user.crc", "1");
+            }
+            let reader = File::open(&key).expect("open");
+            if is_replaced {
+                publish_object(&key, 2, length);
+            } else {
+                fs::remove_file(&key).expect("unlink");
+            }
+            let opened = PathBuf::from(format!("/proc/self/fd/{}", reader.as_raw_fd()));
+            let which = format!("{length} bytes, replaced: {is_replaced}");
+            let expected = if is_decorated { Ok(b"1".to_vec()) } else { Err(Errno::ENODATA) };
+            assert_eq!(get_xattr(&opened, "user.crc"), expected, "{which}");
+            let names = list_xattr(&opened).expect("listxattr");
+            assert_eq!(names.iter().any(|name| name == "user.crc"), is_decorated, "{which}");
+            let outcome = set_through(&reader, b"2", 0);
+            assert!(matches!(outcome, Ok(()) | Err(Errno::EOPNOTSUPP)), "{which}: {outcome:?}");
+        }
+    }
 }
 
 fn attributes_of_programs_stay_with_a_renamed_file(mode: Mode) {
