@@ -13,6 +13,7 @@ use super::super::slot_file::{change_scratch, scratch_error};
 use super::super::{
     Caller, Datapath, Error, HandleId, IoPath, Object, OpenOptions, Opened, Phase, Place, State,
 };
+use super::Reserved;
 use crate::namespace::{Ino, Slot};
 use crate::tier::scratch::Wait;
 
@@ -138,7 +139,7 @@ impl Datapath {
             self.become_scratch(ino, wait)?;
         }
         let _stays = self.stays_where_it_is(slot);
-        let (file, reserved, directory) = {
+        let (file, known, directory) = {
             let mut state = self.lock();
             if let Some(Place::Scratch(scratch)) = state.object(slot).map(|object| &object.place) {
                 let scratch = Arc::clone(scratch);
@@ -150,37 +151,38 @@ impl Datapath {
             let open = object.open.as_ref().ok_or(Error::BadHandle)?;
             let directory =
                 open.supersedes.as_ref().map_or(state.tree.node(slot).parent, |(parent, _)| *parent);
-            (Arc::clone(open.file.as_ref().ok_or(Error::BadHandle)?), open.reserved, directory)
+            (Arc::clone(open.file.as_ref().ok_or(Error::BadHandle)?), Reserved::of(open), directory)
         };
-        if end > reserved && !matches!(change, SizeChange::Punch { .. }) {
-            let missing = end.saturating_sub(reserved).round_up_to_pages();
+        if end > known.end && !matches!(change, SizeChange::Punch { .. }) {
+            let missing = end.saturating_sub(known.end).round_up_to_pages();
             self.claim_all(slot, end)?;
-            self.reserve(&file, reserved, missing, directory).inspect_err(|_| self.lock().measure(slot))?;
+            self.reserve(&file, known.end, missing, directory).inspect_err(|_| self.lock().measure(slot))?;
         }
-        let outcome = self.apply(slot, &file, reserved, change);
+        let outcome = self.apply(slot, &file, known, change);
         self.lock().measure(slot);
         outcome
     }
 
-    fn apply(&self, slot: Slot, file: &File, reserved: ByteCount, change: SizeChange) -> Result<(), Error> {
+    /// Does the change, of which `known` was looked up before room was made for it.
+    fn apply(&self, slot: Slot, file: &File, known: Reserved, change: SizeChange) -> Result<(), Error> {
         let length = ByteCount(file.metadata().map_err(Error::io("stat of a segment"))?.len());
         let kept = match change {
             SizeChange::Set(wanted) => {
                 self.tier.trim(file, wanted)?;
                 // Cutting frees what lies beyond the new end, also where that is the old one; growing keeps what was reserved.
-                if wanted <= length { wanted } else { reserved.max(wanted) }
+                if wanted <= length { wanted } else { known.end.max(wanted) }
             }
             SizeChange::Allocate { offset, length: more, keep_size } => {
                 let end = offset.saturating_add(more);
                 if !keep_size && end > length {
                     file.set_len(end.get()).map_err(Error::io("ftruncate of a segment"))?;
                 }
-                reserved.max(end)
+                known.end.max(end)
             }
             SizeChange::Punch { offset, length: cut } => {
                 self.tier.punch(file, FileOffset(offset.get()), cut)?;
                 // Pages from here on are no longer known to be there.
-                reserved.min(offset)
+                known.end.min(offset)
             }
         };
         let sized = ByteCount(file.metadata().map_err(Error::io("stat of a segment"))?.len());
@@ -194,6 +196,7 @@ impl Datapath {
             let open = object.open_mut();
             open.sized = sized;
             open.writes += 1;
+            let was_cut = open.cuts != known.cuts;
             match change {
                 SizeChange::Punch { .. } => {
                     open.cuts += 1;
@@ -205,7 +208,12 @@ impl Datapath {
                 }
                 SizeChange::Set(_) | SizeChange::Allocate { .. } => {}
             }
-            open.reserved = kept.round_up_to_pages();
+            let kept = kept.round_up_to_pages();
+            if was_cut {
+                // Somebody else took pages away meanwhile, and what was allocated lies behind them perhaps.
+                open.reserved_behind_hole = open.reserved_behind_hole.max(kept);
+            }
+            open.reserved = if was_cut { kept.min(open.reserved) } else { kept };
             open.guessed = open.guessed.min(open.reserved);
         }
         if !matches!(change, SizeChange::Punch { .. }) {

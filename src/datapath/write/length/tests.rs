@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::datapath::room::Loss;
-use crate::datapath::testing::{caller, make, unprivileged};
+use crate::datapath::testing::{WRITE, caller, make, unprivileged};
 
 #[test]
 fn what_cutting_punching_and_unlinking_free_is_free_where_the_tier_counts_for_itself() {
@@ -48,4 +48,31 @@ fn what_is_cut_by_name_does_not_leave_before_it_has_its_attributes() {
         datapath.change_size_and(&caller(), ino, (None, change), Wait::Patiently, || Ok(evict())).unwrap();
     assert_eq!(left, 0);
     assert_eq!(evict(), 1, "it may leave as soon as that is done");
+}
+
+#[test]
+fn what_somebody_cuts_off_while_a_file_grows_does_not_count_as_having_its_pages() {
+    let (_place, datapath) = unprivileged();
+    let (_, opened) = datapath.create(&caller(), Ino::ROOT, b"key", 0o644, WRITE).unwrap();
+    let (slot, size) = (opened.ino.slot(), ByteCount::mib(1));
+    let reserved = || {
+        let state = datapath.lock();
+        let open = state.object(slot).and_then(|object| object.open.as_deref());
+        Reserved::of(open.unwrap())
+    };
+    let file = datapath.lock().object(slot).and_then(Object::file).cloned().unwrap();
+    let grow = SizeChange::Allocate { offset: ByteCount::ZERO, length: size, keep_size: false };
+    for is_cut in [false, true] {
+        let known = reserved();
+        datapath.reserve(&file, ByteCount::ZERO, size, Slot::ROOT).unwrap();
+        if is_cut {
+            let cut = SizeChange::Set(ByteCount::ZERO);
+            datapath.change_size(&caller(), opened.ino, Some(opened.handle), cut).unwrap();
+        }
+        datapath.apply(slot, &file, known, grow).unwrap();
+        assert_eq!(reserved().end, if is_cut { ByteCount::ZERO } else { size });
+    }
+    let state = datapath.lock();
+    let behind = state.object(slot).and_then(|object| object.open.as_deref()).unwrap().reserved_behind_hole;
+    assert_eq!(behind, size, "it is given back at the close");
 }
