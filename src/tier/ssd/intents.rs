@@ -7,13 +7,15 @@
 //! What is stored after its removal is not to be removed by what the file says of that, though it is emptied only when
 //! nothing waits: it is written anew without it.
 //!
+//! Invariant: each entry begins where the last whole one ends, whatever one that could not be written as a whole left there.
+//!
 //! Limits: 32 bytes for each removal that waits, and about as much memory; the file is emptied whenever none does, and
 //! written anew beyond a MiB, when most of it does not wait any more. For a disk that takes no writes removals wait until
 //! the next start, one for each key.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, Read};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use hashbrown::HashMap;
@@ -33,6 +35,7 @@ const REWRITTEN_BYTES: u64 = 1 << 20;
 struct Pending {
     file: File,
     path: PathBuf,
+    /// Of its whole entries.
     bytes: u64,
     /// From how many bytes on it is written anew.
     rewritten_bytes: u64,
@@ -64,7 +67,7 @@ impl Intents {
         let mut pending = Pending {
             file,
             path: path.to_owned(),
-            bytes: found.len() as u64,
+            bytes: (found.len() / ENTRY_BYTES * ENTRY_BYTES) as u64,
             rewritten_bytes: REWRITTEN_BYTES.max(2 * found.len() as u64),
             open: HashMap::new(),
             named: HashMap::new(),
@@ -80,10 +83,12 @@ impl Intents {
         let open = pending.open.entry((disk, hash)).or_default();
         *open = (*open).max(version);
         pending.name(hash, version);
-        if let Err(error) = pending.file.write_all(&entry(hash, version)) {
-            tracing::error!(%error, "a removal may be forgotten if the daemon is killed now");
+        match pending.file.write_all_at(&entry(hash, version), pending.bytes) {
+            Ok(()) => pending.bytes += ENTRY_BYTES as u64,
+            Err(error) => {
+                tracing::error!(%error, "a removal may be forgotten if the daemon is killed now");
+            }
         }
-        pending.bytes += ENTRY_BYTES as u64;
         if pending.bytes >= pending.rewritten_bytes {
             pending.rewrite();
         }
@@ -163,7 +168,7 @@ impl Pending {
 }
 
 fn open_file(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
 }
 
 pub(super) fn entry(hash: RecordHash, version: Version) -> [u8; ENTRY_BYTES] {
@@ -263,6 +268,31 @@ mod tests {
         intents.settle_disk(1);
         intents.settle(0, &[removal(3, 7)]);
         assert_eq!(left(), []);
+    }
+
+    #[test]
+    fn an_entry_that_was_written_in_part_takes_none_along_that_come_later() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("intents");
+        // As one leaves it for which the file system has room in part.
+        let tear = || {
+            let mut bytes = fs::read(&path).unwrap();
+            bytes.extend([7; ENTRY_BYTES - 12]);
+            fs::write(&path, bytes).unwrap();
+        };
+        let numbers = |left: Vec<(RecordHash, Version)>| {
+            left.into_iter().map(|(hash, _)| hash.0[0]).collect::<Vec<_>>()
+        };
+        let (intents, _) = Intents::open(Some(&path)).unwrap();
+        intents.add(0, RecordHash([1; 16]), Version(5));
+        tear();
+        intents.add(0, RecordHash([2; 16]), Version(6));
+        tear();
+        // Nor does one that an earlier daemon left.
+        let (intents, left) = Intents::open(Some(&path)).unwrap();
+        assert_eq!(numbers(left), [1, 2]);
+        intents.add(0, RecordHash([3; 16]), Version(7));
+        assert_eq!(numbers(Intents::open(Some(&path)).unwrap().1), [1, 2, 3]);
     }
 
     #[test]
