@@ -3,7 +3,7 @@
 //! Everything above works on this trait, so that crash tests can put a disk under it that remembers each write.
 //!
 //! Limits: who waits says for how long. A request whose waiter gave up goes on when the disk has it already, and keeps its
-//! memory until it ends; one that waits in line is not begun any more.
+//! memory until it ends; one that waits in line, or that the disk had no answer for, is not begun any more.
 
 use std::fmt;
 use std::io;

@@ -1,13 +1,21 @@
 //! Threads that read and write, where there is no ring.
+//!
+//! Limits: a file that has no answer for now (EAGAIN) is asked again after a pause of `PAUSE_MIN` to `PAUSE_MAX`, for as long as
+//! anybody waits for it.
 
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
 use super::Job;
+
+/// How long a thread pauses before it asks a file again that had no answer, the first time and at most.
+const PAUSE_MIN: Duration = Duration::from_millis(1);
+const PAUSE_MAX: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Default)]
 struct Line {
@@ -39,7 +47,7 @@ impl Pool {
         let mut pool = Self { shared: Arc::default(), threads: Vec::with_capacity(count) };
         for index in 0..count {
             let shared = Arc::clone(&pool.shared);
-            let thread = std::thread::Builder::new().name(format!("ssd-io-{index}"));
+            let thread = thread::Builder::new().name(format!("ssd-io-{index}"));
             pool.threads.push(thread.spawn(move || work(&shared))?);
         }
         Ok(pool)
@@ -84,13 +92,24 @@ fn work(shared: &Shared) {
                 shared.arrived.wait(&mut line);
             }
         };
-        let Some(mut job) = job.if_wanted() else { continue };
-        let outcome = loop {
-            let answer = job.transfer.call();
-            if let Some(outcome) = job.transfer.advance(answer) {
-                break outcome;
-            }
-        };
-        job.end(outcome);
+        move_bytes(job);
+    }
+}
+
+/// Does what a request asks for, unless nobody waits for it when it is begun, or when its file has no answer for now.
+fn move_bytes(job: Job) {
+    let Some(mut job) = job.if_wanted() else { return };
+    let mut pause = PAUSE_MIN;
+    loop {
+        let answer = job.transfer.call();
+        if let Some(outcome) = job.transfer.advance(answer) {
+            return job.end(outcome);
+        }
+        if answer == -i64::from(libc::EAGAIN) {
+            thread::sleep(pause);
+            pause = PAUSE_MAX.min(pause * 2);
+            let Some(wanted) = job.if_wanted() else { return };
+            job = wanted;
+        }
     }
 }
