@@ -191,6 +191,28 @@ fn a_disk_that_begins_to_hang_while_the_index_is_built_is_asked_for_one_zone_and
 }
 
 #[test]
+fn a_start_asks_all_disks_at_once_what_is_in_their_zones() {
+    let (disks, config) = ([MemoryDisk::new(), MemoryDisk::new()], config(2, 8));
+    let (tier, _) = running(&disks, &config);
+    assert!((0..20_u8).all(|number| store(&tier, &[number], 1, 5000) == Stored::Yes));
+    drop(tier);
+    disks.iter().for_each(|disk| disk.hangs_in_zones.store(true, Ordering::Relaxed));
+    std::thread::scope(|scope| {
+        let start = scope.spawn(|| tier_on(&disks, &config));
+        let given_up_at = Instant::now() + LIMIT;
+        let are_asked = || disks.iter().all(|disk| !disk.held.lock().is_empty());
+        while !are_asked() && Instant::now() < given_up_at {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let are_asked = are_asked();
+        disks.iter().for_each(|disk| disk.let_go());
+        let tier = start.join().unwrap();
+        assert!(are_asked, "one is asked when another has not answered in time");
+        assert_eq!(recover(&tier).0.len(), 20);
+    });
+}
+
+#[test]
 fn a_start_asks_all_disks_at_once_what_they_are() {
     let disks = [MemoryDisk::new(), MemoryDisk::new()];
     disks.iter().for_each(|disk| disk.hangs.store(true, Ordering::Relaxed));

@@ -6,11 +6,12 @@
 //!   the others go ahead of it.
 //!
 //! Limits: [`DEVICES_MAX`] disks, each of [`ZONES_MIN`] zones at least.
-//! Threads: the one that opens the tier.
+//! Threads: the one that opens the tier, and one for each disk while it is read.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use nix::sys::statvfs::statvfs;
@@ -207,7 +208,7 @@ pub(super) fn assemble(
     let of_pool = found.iter().filter_map(|(_, superblock)| superblock.as_ref());
     let of_pool = of_pool.filter(|other| other.pool == pool).map(|other| other.epoch);
     let epoch = of_pool.max().unwrap_or(0).max(epochs.of(pool));
-    let mut devices = Vec::new();
+    let mut disks = Vec::new();
     for (candidate, superblock) in found {
         let name = candidate.name.clone();
         if superblock.as_ref().is_some_and(|superblock| superblock.pool != pool) {
@@ -215,16 +216,17 @@ pub(super) fn assemble(
             unusable.push((name, reason));
             continue;
         }
-        let number = match u8::try_from(devices.len()) {
-            Ok(number) if devices.len() < DEVICES_MAX => number,
-            _ => {
-                unusable.push((name, Unusable::Failing("there are more than 255 disks".to_owned())));
-                continue;
-            }
-        };
+        if disks.len() >= DEVICES_MAX {
+            unusable.push((name, Unusable::Failing("there are more than 255 disks".to_owned())));
+            continue;
+        }
         let share = candidate.capacity.unwrap_or(part);
         let superblock = renew(&name, superblock, pool, epoch, share, zone_bytes)?;
-        match read_disk(candidate, number, &superblock, share) {
+        disks.push((candidate, superblock, share));
+    }
+    let mut devices = Vec::new();
+    for (name, superblock, outcome) in read_disks(disks) {
+        match outcome {
             Ok(device) => devices.push((device, superblock)),
             Err(error) => unusable.push((name, error.into())),
         }
@@ -323,6 +325,27 @@ pub(super) fn take_into_use(
     write_superblock(&*device.disk, superblock, START_LIMIT)?;
     device.cut_surplus();
     Ok(device)
+}
+
+/// What stands on several disks as [`read_disk`] tells it, all at once: those that hang cost a start as long as one. The numbers
+/// are for now: those that are used are counted when it is known which they are.
+fn read_disks(
+    disks: Vec<(Candidate, Superblock, ByteCount)>,
+) -> Vec<(String, Superblock, io::Result<Device>)> {
+    thread::scope(|scope| {
+        let begin = |(number, (candidate, superblock, share)): (u8, (Candidate, Superblock, ByteCount))| {
+            let (name, block) = (candidate.name.clone(), superblock.clone());
+            let read = move || read_disk(candidate, number, &block, share);
+            (name, superblock, thread::Builder::new().spawn_scoped(scope, read))
+        };
+        let threads: Vec<_> = (0..=u8::MAX).zip(disks).map(begin).collect();
+        let outcomes = threads.into_iter().map(|(name, superblock, thread)| {
+            let read = thread
+                .and_then(|thread| thread.join().expect("reading what stands on a disk does not panic"));
+            (name, superblock, read)
+        });
+        outcomes.collect()
+    })
 }
 
 /// Finds out what stands on a disk, of which it takes nothing away.

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tidefs_engine::types::{ByteCount, Version};
 
 use super::disk::{Completion, Disk, Request, Ticket};
-use super::format::BLOCK;
+use super::format::{BLOCK, ZONES_START};
 use super::open::Candidate;
 use super::{
     Budget, DroppedFor, Indexed, Missed, Owner, Put, ReadFor, RecoverySummary, Source, SsdConfig, SsdTier,
@@ -54,6 +54,8 @@ pub(super) struct MemoryDisk {
     pub(super) hangs: AtomicBool,
     /// Writes do not.
     pub(super) hangs_writes: AtomicBool,
+    /// Nor does what is asked of its zones, which are behind its superblocks.
+    pub(super) hangs_in_zones: AtomicBool,
     /// Loads that were submitted by a thread that looks after them itself.
     pub(super) here: AtomicU64,
     /// Those that have not ended.
@@ -89,6 +91,7 @@ impl MemoryDisk {
             let mut held = self.held.lock();
             self.hangs.store(false, Ordering::Relaxed);
             self.hangs_writes.store(false, Ordering::Relaxed);
+            self.hangs_in_zones.store(false, Ordering::Relaxed);
             std::mem::take(&mut *held)
         };
         held.into_iter().for_each(|(request, completion)| self.end(request, &completion));
@@ -174,10 +177,18 @@ impl Disk for MemoryDisk {
     fn submit(&self, requests: Vec<Request>) -> Ticket {
         let (ticket, completion) = Ticket::new(requests.len());
         let is_write = |request: &Request| matches!(request, Request::Write { .. });
+        let is_in_zones = |request: &Request| match request {
+            Request::Read { offset, .. } | Request::Write { offset, .. } => *offset >= ZONES_START,
+            Request::Flush => false,
+        };
         {
             let mut held = self.held.lock();
-            let hangs_writes = self.hangs_writes.load(Ordering::Relaxed) && requests.iter().any(is_write);
-            if hangs_writes || self.hangs.load(Ordering::Relaxed) {
+            let hangs_for = |flag: &AtomicBool, is_meant: &dyn Fn(&Request) -> bool| {
+                flag.load(Ordering::Relaxed) && requests.iter().any(is_meant)
+            };
+            let hangs_in_part =
+                hangs_for(&self.hangs_writes, &is_write) || hangs_for(&self.hangs_in_zones, &is_in_zones);
+            if hangs_in_part || self.hangs.load(Ordering::Relaxed) {
                 held.extend(requests.into_iter().map(|request| (request, Arc::clone(&completion))));
                 return ticket;
             }
@@ -271,7 +282,7 @@ pub(super) const ZONE: ByteCount = ByteCount(64 * 4096);
 
 /// A tier of `zones` small zones for each disk, without budgets.
 pub(super) fn config(disks: usize, zones: u64) -> SsdConfig {
-    let capacity = ByteCount(disks as u64 * (super::format::ZONES_START + zones * ZONE.get()));
+    let capacity = ByteCount(disks as u64 * (ZONES_START + zones * ZONE.get()));
     SsdConfig {
         places: Vec::new(),
         capacity,
