@@ -92,8 +92,8 @@ impl Datapath {
         Ok(Moved { walk, overtaken })
     }
 
-    /// Writes the record that the directory in `slot` has under another name, for which that of an empty directory there, `target`,
-    /// is removed before: of two with one name a start shows one, and loses what is in the other.
+    /// Writes the record that the directory in `slot` has under another name, in place of that of an empty directory there, `target`:
+    /// of two with one name a start shows one, and loses what is in the other.
     ///
     /// # Errors
     /// [`Error::Io`] when it cannot be written: the old records stand.
@@ -111,18 +111,11 @@ impl Datapath {
             ctime_ns,
             ..state.directory_record(slot)
         };
-        let replaced = target.map(|target| state.directory_record(target));
-        if let Some(replaced) = &replaced {
-            self.tier.remove_directory(replaced.id)?;
+        match target {
+            Some(target) => self.tier.put_directory_over(&record, state.directory_id(target)?)?,
+            None => self.tier.put_directory(&record)?,
         }
-        let written = self.tier.put_directory(&record);
-        if written.is_err()
-            && let Some(replaced) = &replaced
-            && let Err(error) = self.tier.put_directory(replaced)
-        {
-            tracing::error!(directory = replaced.id.0, %error, "an empty directory is gone after a restart");
-        }
-        Ok(written?)
+        Ok(())
     }
 
     /// Evicts below each of the directories `limited` down to its quota, for the directory in `slot` that came to be there.

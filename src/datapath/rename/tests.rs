@@ -2,9 +2,9 @@
 
 use std::fs;
 
-use super::super::OpenOptions;
 use super::super::room::Loss;
 use super::super::testing::{WRITE, caller, directory, make, unprivileged};
+use super::super::{OpenOptions, decorations};
 use super::*;
 
 /// Has a file stand under `name` in the root that all have closed before another one took its name, which is gone since.
@@ -53,12 +53,18 @@ fn a_directory_whose_record_cannot_be_written_stays_where_it_is() {
         };
         let rename = || datapath.rename(&caller(), (Ino::ROOT, b"moved"), (Ino::ROOT, b"target"), false);
         let record = record_of(moved);
+        if let Some(target) = target {
+            decorations::set(&fs::File::open(record_of(target)).unwrap(), "user.kept", b"value").unwrap();
+        }
         fs::remove_file(&record).unwrap();
         // That cannot be opened to write.
         fs::create_dir(&record).unwrap();
         assert!(rename().is_err());
         assert_eq!(found(), [Some(moved.slot()), target.map(Ino::slot)]);
-        assert!(target.is_none_or(|target| record_of(target).exists()), "a start finds the other one");
+        if let Some(target) = target {
+            let file = fs::File::open(record_of(target)).expect("a start finds the other one");
+            assert_eq!(decorations::get(&file, "user.kept").unwrap().unwrap(), b"value");
+        }
         fs::remove_dir(&record).unwrap();
         rename().unwrap();
         assert_eq!(found(), [None, Some(moved.slot())]);

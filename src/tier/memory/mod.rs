@@ -23,10 +23,11 @@ mod mount;
 mod open;
 mod recover;
 
-// Files in it: segments with their records, packed ones, and the clock of names.
+// Files in it: segments with their records, those of directories, packed ones, and the clock of names.
 mod attribute;
 mod checksum;
 mod clock;
+mod directories;
 mod name;
 mod packed;
 mod record;
@@ -249,45 +250,6 @@ impl MemoryTier {
             .map(|value| ObjectRecord::decode(value.bytes()))
             .transpose()
             .map_err(|source| MemoryError::Record { path: error::path_of(file), source })
-    }
-
-    /// Keeps what a directory is; replaces an earlier record of the same id in one step.
-    ///
-    /// # Errors
-    /// [`MemoryError::Record`], [`MemoryError::Io`].
-    pub fn put_directory(&self, record: &DirectoryRecord) -> Result<(), MemoryError> {
-        let name = Entry::Directory(record.id).to_string();
-        let encoded = record
-            .encode()
-            .map_err(|source| MemoryError::Record { path: self.space.path().join(&name), source })?;
-        let file = match self.space.create(&name) {
-            Err(MemoryError::Io { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => {
-                self.space.open(&name)?
-            }
-            outcome => outcome?,
-        };
-        self.attribute
-            .set(&file, &encoded)
-            .map_err(|error| MemoryError::file("write the record of", &file, error))
-    }
-
-    /// The file that stands for a directory, for attributes beside its record; `None` when it has no record.
-    ///
-    /// # Errors
-    /// [`MemoryError::Io`].
-    pub fn open_directory(&self, directory: DirectoryId) -> Result<Option<File>, MemoryError> {
-        match self.space.open(&Entry::Directory(directory).to_string()) {
-            Err(MemoryError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
-            outcome => outcome.map(Some),
-        }
-    }
-
-    /// Forgets a directory; that it is unknown is fine.
-    ///
-    /// # Errors
-    /// [`MemoryError::Io`].
-    pub fn remove_directory(&self, directory: DirectoryId) -> Result<(), MemoryError> {
-        self.space.unlink(&Entry::Directory(directory).to_string())
     }
 
     /// Stores a small object, whole or not at all, whenever the daemon may be killed. `namespace` is the
