@@ -10,8 +10,9 @@
 //!   all that an earlier life gave out, whether they were read or not.
 //!
 //! Limits: a start asks a disk again for as long as `PATIENCE` requests may take, at most [`START_LIMIT`]. One that does not even
-//! read its superblock in time then [hangs](Asked::hangs), as does one that was late with `LATE_MAX` zones beyond that: its other
-//! zones cost the start no more time, unless it answers while others are read.
+//! read its superblock in time then [hangs](Asked::hangs), and is asked for other zones when it has answered that. One that answers,
+//! but gives no zone for `LATE_LIMIT`, or was waited for in vain for `LATE_LIMIT_IN_ALL`, is asked for none any more. What was left
+//! out is not read later: which of two records was stored last is known by the order in which zones are read ([`super::orders`]).
 //! Threads: the one that builds the index.
 
 use std::io;
@@ -36,44 +37,61 @@ use super::zone::Zone;
 const PATIENCE: u32 = 6;
 /// How long it waits before it asks again.
 const PAUSE: Duration = Duration::from_millis(20);
-/// With so many zones a disk may be late when it is not asked again any more, then it is asked for no further ones.
-const LATE_MAX: u32 = 4;
+/// How long a disk is waited for that gives no zone, though it answers.
+const LATE_LIMIT: Duration = Duration::from_secs(START_LIMIT.as_secs() * 3);
+/// The same for one that gives others meanwhile: then who mounts has waited enough.
+const LATE_LIMIT_IN_ALL: Duration = Duration::from_secs(START_LIMIT.as_secs() * 10);
 
 /// How a start gets on with one disk.
 #[derive(Debug)]
 pub(super) struct Asked {
     /// For how long it is asked again.
     pub(super) patience: Duration,
-    /// Zones with which it was late when that was over.
-    late: u32,
-    /// A read of its superblock that it did not end in time.
+    /// How long it was waited for in vain since it last gave a zone, and in all.
+    late: Duration,
+    late_in_all: Duration,
+    /// A read of its superblock that it did not end in time, and when it last did end one.
     probe: Option<Ticket>,
+    answered_at: Option<Instant>,
 }
 
 impl Asked {
     pub(super) fn new(patience: Duration) -> Self {
-        Self { patience, late: 0, probe: None }
+        let (late, late_in_all) = (Duration::ZERO, Duration::ZERO);
+        Self { patience, late, late_in_all, probe: None, answered_at: None }
     }
 
-    /// Whether it is not worth being asked for a zone: it has not answered since it was late, or was late too often.
+    /// Whether it is not worth being asked for a zone: it has not answered since it was late, or was late for too long.
     pub(super) fn hangs(&mut self) -> bool {
         if self.probe.as_ref().is_some_and(Ticket::is_over) {
             self.probe = None;
         }
-        self.probe.is_some() || self.late >= LATE_MAX
+        self.probe.is_some() || self.late >= LATE_LIMIT || self.late_in_all >= LATE_LIMIT_IN_ALL
     }
 
-    /// It was late with a zone, one whose header was `is_known`: looks whether it answers at all, for as long as it is asked again,
-    /// or as one request may take. Returns whether it hangs.
-    pub(super) fn note_late(&mut self, device: &Device, is_known: bool, limit: Duration) -> bool {
-        self.late += u32::from(is_known);
-        if !self.hangs() {
+    /// It gave a zone.
+    pub(super) fn note_read(&mut self) {
+        self.late = Duration::ZERO;
+    }
+
+    /// So long it was waited for a zone that it did not give.
+    pub(super) fn note_vain(&mut self, waited: Duration) {
+        self.late += waited;
+        self.late_in_all += waited;
+    }
+
+    /// It was late with a zone: looks whether it answers at all, for as long as it is asked again, or as one request may take, unless
+    /// it just did or there is to be no more waiting, as `may_wait` says. Returns whether it hangs.
+    pub(super) fn note_late(&mut self, device: &Device, may_wait: bool, limit: Duration) -> bool {
+        let has_answered = self.answered_at.is_some_and(|at| at.elapsed() < limit);
+        if may_wait && !has_answered && !self.hangs() {
             let started = Instant::now();
             let block = Piece::of_buffer(&Arc::new(Buffer::zeroed(BLOCK)));
             let probe = device.disk.submit(vec![Request::read(0, block)]);
             let outcome = probe.wait(self.patience.max(limit));
             self.patience = self.patience.saturating_sub(started.elapsed());
             let is_late = outcome.is_err_and(|error| error.kind() == io::ErrorKind::TimedOut);
+            self.answered_at = (!is_late).then(Instant::now);
             self.probe = is_late.then_some(probe);
         }
         let hangs = self.hangs();
@@ -179,9 +197,23 @@ mod tests {
 
     #[test]
     fn a_disk_that_is_late_again_and_again_is_asked_no_more() {
-        let mut asked = Asked { late: LATE_MAX - 1, ..Asked::new(Duration::ZERO) };
+        let mut asked = Asked::new(Duration::ZERO);
+        asked.note_vain(LATE_LIMIT / 2);
         assert!(!asked.hangs());
-        asked.late += 1;
+        asked.note_vain(LATE_LIMIT / 2);
         assert!(asked.hangs());
+    }
+
+    #[test]
+    fn a_disk_that_gives_zones_and_is_late_with_some_is_asked_for_others_for_a_long_time() {
+        let mut asked = Asked::new(Duration::ZERO);
+        let times = u32::try_from(LATE_LIMIT_IN_ALL.as_secs() / (LATE_LIMIT / 2).as_secs()).unwrap();
+        for _ in 0..times {
+            asked.note_vain(LATE_LIMIT / 2);
+            assert!(!asked.hangs());
+            asked.note_read();
+        }
+        asked.note_vain(LATE_LIMIT / 2);
+        assert!(asked.hangs(), "the mount would wait for ever");
     }
 }

@@ -213,8 +213,10 @@ impl Shared {
             gathered.note_unread(device, known);
             return false;
         }
+        let started = Instant::now();
         match self.entries_in_time(&device, known, &mut asked.patience) {
             Ok(entries) => {
+                asked.note_read();
                 self.enter(&device, known, &entries, gathered);
                 gathered.summary.zones += u64::from(known.scanned.is_none());
                 gathered.summary.scanned_zones += u64::from(known.scanned.is_some());
@@ -222,10 +224,18 @@ impl Shared {
             }
             Err(error) => {
                 let is_late = error.kind() == io::ErrorKind::TimedOut;
-                if is_late && asked.note_late(&device, known.sequence > 0, self.limit) {
+                // One whose header was not read takes no time itself, and there may be many.
+                let (was_asked, has_time) = (known.sequence > 0, Instant::now() < gathered.salvaged_until);
+                if is_late && asked.note_late(&device, was_asked || has_time, self.limit) {
                     gathered.note_unread(device, known);
                 } else {
                     self.gather_lost(device, known, &error, gathered);
+                }
+                if is_late
+                    && was_asked
+                    && let Some(asked) = gathered.asked.get_mut(&known.device)
+                {
+                    asked.note_vain(started.elapsed());
                 }
                 false
             }
