@@ -326,6 +326,22 @@ fn nothing_is_called_durable_on_a_disk_that_is_being_taken_out() {
     assert_eq!(said, (false, false));
 }
 
+/// What is asked for a second time at once is on its way there still.
+#[test]
+fn a_disk_that_is_being_taken_out_ends_no_wait_for_another_one() {
+    let (tier, _, disks, _) = grown();
+    let devices = tier.shared.devices.all();
+    devices[0].queue.close();
+    let is_on_second = |key: &[u8; 1]| tier.shared.disks_of(tier.shared.hash(&key[..])) == [1];
+    let key = keys().find(is_on_second).unwrap();
+    disks[1].hangs.store(true, Ordering::Relaxed);
+    tier.remove(&key, Version(5));
+    let (limit, started) = (Duration::from_millis(50), std::time::Instant::now());
+    assert!(!SsdTier::flush_disks(&devices, limit));
+    assert!(started.elapsed() >= limit, "{:?}", started.elapsed());
+    disks[1].let_go();
+}
+
 #[test]
 fn a_tier_without_disks_takes_nothing_until_it_gets_one_and_a_start_knows_that_one() {
     let directory = tempfile::tempdir_in("/var/tmp").unwrap();

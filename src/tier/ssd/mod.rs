@@ -369,7 +369,8 @@ impl SsdTier {
     }
 
     fn flush_disks(disks: &[Arc<Device>], limit: Duration) -> bool {
-        // From all of them at once, also when one of them says no.
+        // From all of them at once, and all are heard, also when one of them says no: who asks again would find what is on its way
+        // there still.
         let waits: Vec<_> = disks
             .iter()
             .map(|device| {
@@ -379,9 +380,9 @@ impl SsdTier {
             })
             .collect();
         let deadline = std::time::Instant::now() + limit;
-        waits.into_iter().all(|wait| {
+        waits.into_iter().fold(true, |are_durable, wait| {
             let left = deadline.saturating_duration_since(std::time::Instant::now());
-            wait.is_some_and(|wait| wait.recv_timeout(left) == Ok(Stored::Yes))
+            wait.is_some_and(|wait| wait.recv_timeout(left) == Ok(Stored::Yes)) && are_durable
         })
     }
 
