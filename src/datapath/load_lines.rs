@@ -170,7 +170,7 @@ impl Lines {
 
     /// Whether something that nobody waits for may be loaded now.
     pub(super) fn has_room_ahead(&self) -> bool {
-        self.running_ahead < self.half() && !self.ahead.is_empty()
+        self.running_ahead < self.half() && (!self.ahead.is_empty() || self.has_way_for_more())
     }
 
     fn begin(&mut self, ino: Ino) -> bool {

@@ -201,3 +201,25 @@ fn what_comes_from_a_member_ahead_of_its_use_leaves_its_place_to_what_comes_next
     assert!(lines.has_room_ahead(), "who sleeps is to be woken");
     assert_eq!(lines.take(), turn(2, Why::Ahead));
 }
+
+#[test]
+fn what_waited_for_its_way_gets_the_place_that_one_from_a_member_leaves_too() {
+    let loader = lines(4);
+    assert!((1..=3).all(|number| loader.leave_ahead(Ino(number), ByteCount(1), true)));
+    let mut first = {
+        let mut lines = loader.lines.lock();
+        assert!((0..3).all(|_| lines.ways.begin(Way::Disk(0), 4)));
+        let mut waits = lines.take().unwrap();
+        assert!(!lines.goes_by(Way::Disk(0), &mut waits));
+        let first = lines.take().unwrap();
+        assert_eq!(lines.take(), turn(3, Why::Named));
+        // There is no place when its way has a thread for it.
+        lines.ways.end(Way::Disk(0));
+        assert!(!lines.has_room_ahead());
+        first
+    };
+    assert!(loader.goes_by(Way::Member(MemberId(2)), &mut first));
+    let mut lines = loader.lines.lock();
+    assert!(lines.has_room_ahead(), "who sleeps is to be woken");
+    assert_eq!(lines.take(), Some(Turn { ino: Ino(1), why: Why::Named, way: Some(Way::Disk(0)) }));
+}
