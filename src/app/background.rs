@@ -95,6 +95,8 @@ impl Background {
     /// From now on the threads end.
     pub(super) fn ask_to_stop(&self) {
         self.is_stopping.store(true, Ordering::Relaxed);
+        // The keeper of the headroom sleeps until a writer comes.
+        self.threads.lock().iter().for_each(|thread| thread.thread().unpark());
     }
 
     /// Waits for their end.
