@@ -113,6 +113,9 @@ impl Core {
                 } else {
                     owner.change(from, change, now)
                 };
+                if matches!((change, effects.outcome), (Change::Announced { .. }, Outcome::Done { .. })) {
+                    self.note_all_announced(from);
+                }
                 let (key, is_note) = (change.path().map(KeyId::of), is_note(change));
                 let told = key.and_then(|key| self.tell_in_order(key, effects.tell));
                 // Of a note all hear, too, and who changes its key later waits for that; whoever noted it does not.
@@ -137,6 +140,13 @@ impl Core {
             self.drop_watches(&mut owner);
         }
         applied
+    }
+
+    /// A start of a member has announced all that it holds. Called while the owner is held.
+    fn note_all_announced(&self, from: PeerId) {
+        if let Some(peer) = self.peers.lock().get_mut(&from.member).filter(|peer| peer.id == from) {
+            peer.is_new_start = false;
+        }
     }
 
     /// Tells members of a change of a key, after those before it: who was told of an earlier one is not told again, so what is

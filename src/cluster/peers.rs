@@ -146,7 +146,7 @@ pub(super) struct Peer {
     /// One pays them at a time: what is on its way is not among them any more, and is not known there yet.
     pub(super) paying: Arc<Semaphore>,
     pub(super) is_settling: bool,
-    /// It was started again, and not lost since.
+    /// It was started again, and has not announced all that it holds since, nor was it lost.
     pub(super) is_new_start: bool,
     /// What somebody waits for.
     pub(super) changes: Arc<Batcher<Sent, Outcome>>,

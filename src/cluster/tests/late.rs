@@ -7,10 +7,13 @@ use std::time::{Duration, Instant};
 use tidefs_engine::engine::Answer;
 use tidefs_engine::memory::{Access, PageKind, Region};
 use tidefs_engine::types::{ByteCount, MemberId};
+use tokio::time::sleep;
 
+use super::gone::{self, in_virtual_time};
 use super::host::Seen;
 use super::members::{cluster_of, in_a_cluster_of, runtime, soon, started, until, until_answered, wall};
 use super::memory::Object;
+use super::network::Network;
 use crate::cluster::catalog::wire::Lend;
 use crate::cluster::coordinator::embedded::Embedded;
 use crate::cluster::*;
@@ -193,6 +196,31 @@ fn who_was_forgotten_while_it_was_slow_announces_what_it_holds_again() {
             until_answered("what it holds is found", async || hosts[0].read(&name, soon()).await.is_some())
                 .await;
         }
+    });
+}
+
+#[test]
+fn who_was_started_again_and_is_slow_for_a_moment_later_is_not_taken_to_be_away() {
+    in_virtual_time(async {
+        let (network, coordinator) = (Network::new(1), Embedded::new(ClusterId(7)));
+        let one = gone::start(1, &network, &coordinator).await;
+        let earlier = gone::start(2, &network, &coordinator).await;
+        sleep(Duration::from_secs(5)).await;
+        network.kill(earlier.cluster.core.me);
+        earlier.cluster.close().await;
+        let two = gone::start(2, &network, &coordinator).await;
+        sleep(Duration::from_secs(5)).await;
+        let (core, member) = (&one.cluster.core, two.cluster.me());
+        assert_eq!(core.peers.lock()[&member].id, two.cluster.core.me);
+        // It has announced all that it holds, and does not notice this.
+        core.note_slow(member, Duration::from_secs(1), core.within(Duration::ZERO));
+        assert!(core.is_suspect(member));
+        sleep(Duration::from_secs(1)).await;
+        assert!(!core.is_suspect(member), "it answered");
+        let late = core.now() + core.config.timings.tombstones;
+        assert_eq!(core.owner.lock().expire(late).disbelieved, []);
+        one.cluster.close().await;
+        two.cluster.close().await;
     });
 }
 
