@@ -55,6 +55,8 @@ struct State {
     until: Option<Duration>,
     /// Others that drained, too, when the last walk began.
     others: BTreeSet<MemberId>,
+    /// How often it was told to stop: whoever begins meanwhile begins nothing.
+    stops: u64,
 }
 
 impl Draining {
@@ -169,6 +171,7 @@ impl Core {
             DrainOrder::Ask => {}
             DrainOrder::Stop => {
                 let mut state = self.draining.state.lock();
+                state.stops += 1;
                 if state.report.phase == DrainPhase::Copying {
                     state.until = Some(Duration::ZERO);
                 }
@@ -182,9 +185,10 @@ impl Core {
         Ok(self.drain_report())
     }
 
-    /// Drains from now on, or has the drain that is under way another time. The file says so first.
+    /// Drains from now on, or has the drain that is under way another time, unless it is told to stop before. The file says so
+    /// first.
     fn begin_to_drain(self: &Arc<Self>, within_ms: Option<u64>) -> BoxFuture<'static, Result<(), String>> {
-        let core = Arc::clone(self);
+        let (core, stops) = (Arc::clone(self), self.draining.state.lock().stops);
         Box::pin(async move {
             let _keeping = core.draining.keeping.lock().await;
             if core.drain_report().phase == DrainPhase::Left {
@@ -197,20 +201,32 @@ impl Core {
             }
             let unfinished = Unfinished::within(within_ms);
             core.keep_drain(move |file| unfinished.store(Some(file))).await;
-            let until = within_ms.map(|within| core.now() + Duration::from_millis(within));
-            let mut state = core.draining.state.lock();
-            match state.report.phase {
-                // Meanwhile. Its end has the file forgotten.
-                DrainPhase::Left => {}
-                DrainPhase::Copying => state.until = until,
-                DrainPhase::Idle | DrainPhase::Late | DrainPhase::Stuck => {
-                    state.until = until;
-                    state.report = DrainReport { phase: DrainPhase::Copying, ..DrainReport::default() };
-                    core.spawn(Arc::clone(&core).drain_until_left());
-                }
+            if !core.begin_unless_stopped(within_ms, stops) {
+                core.keep_drain(|file| Unfinished::forget(Some(file))).await;
             }
             Ok(())
         })
+    }
+
+    /// Begins what the file says by now, unless it was told to stop since the time when it had been that so many times. Returns
+    /// whether it was not.
+    fn begin_unless_stopped(self: &Arc<Self>, within_ms: Option<u64>, stops: u64) -> bool {
+        let until = within_ms.map(|within| self.now() + Duration::from_millis(within));
+        let mut state = self.draining.state.lock();
+        if state.stops != stops {
+            return false;
+        }
+        match state.report.phase {
+            // Meanwhile. Its end has the file forgotten.
+            DrainPhase::Left => {}
+            DrainPhase::Copying => state.until = until,
+            DrainPhase::Idle | DrainPhase::Late | DrainPhase::Stuck => {
+                state.until = until;
+                state.report = DrainReport { phase: DrainPhase::Copying, ..DrainReport::default() };
+                self.spawn(Arc::clone(self).drain_until_left());
+            }
+        }
+        true
     }
 
     /// Has the file of the drain changed, if there is one, on a thread that may wait.

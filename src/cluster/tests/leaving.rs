@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 
 use super::deaf::Deaf;
+use super::host::Host;
 use super::members::{
     config, in_a_cluster_of, name_served, runtime, settled, soon, start, start_with, until, wall,
 };
@@ -132,6 +133,47 @@ fn who_looks_at_a_drain_whose_file_is_on_a_slow_disk_waits_for_nothing() {
         drop(slow);
         begins.await.unwrap();
         until("it has left", || hosts[0].cluster.status().drain.phase == DrainPhase::Left).await;
+    });
+}
+
+/// A host is told to drain, and to stop while that is still to be written to its file.
+async fn stopped_before_it_is_kept(host: &Host) {
+    let (core, member) = (&host.cluster.core, host.cluster.me());
+    let slow = core.draining.keeping.lock().await;
+    let begins = core.drain(member, DrainOrder::Begin { within_ms: None });
+    tokio::pin!(begins);
+    let early = tokio::time::timeout(Duration::from_millis(20), &mut begins).await;
+    assert!(early.is_err(), "it has begun before the file says so");
+    core.drain(member, DrainOrder::Stop).await.unwrap();
+    drop(slow);
+    begins.await.unwrap();
+}
+
+#[test]
+fn a_drain_that_is_stopped_before_its_file_is_written_does_not_begin() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("drain.json");
+    runtime().block_on(async {
+        let coordinator = Embedded::new(ClusterId(7));
+        let keeps = ClusterConfig { drain_file: Some(file.clone()), ..config(1) };
+        let hosts = [start(&coordinator, keeps).await, start(&coordinator, config(2)).await];
+        settled(&hosts).await;
+        stopped_before_it_is_kept(&hosts[0]).await;
+        assert_eq!(hosts[0].cluster.status().drain.phase, DrainPhase::Idle);
+        assert!(!file.exists(), "its next start would drain");
+    });
+}
+
+#[test]
+fn a_drain_that_is_stopped_before_another_time_for_it_is_written_ends() {
+    in_a_cluster_of(3, |_, hosts| async move {
+        let (first, third) = (hosts[0].cluster.me(), hosts[2].cluster.me());
+        // Without which it cannot leave.
+        hosts[2].cluster.close().await;
+        until("it is missed", || hosts[0].cluster.core.is_suspect(third)).await;
+        hosts[0].cluster.drain(first, DrainOrder::Begin { within_ms: None }).await.unwrap();
+        stopped_before_it_is_kept(&hosts[0]).await;
+        until("it has ended", || hosts[0].cluster.status().drain.phase == DrainPhase::Late).await;
     });
 }
 
