@@ -3,6 +3,7 @@
 //! Invariants
 //! - One thread at most waits for the disk of the file, whoever asks; what is changed meanwhile is written together.
 //! - What the file does not hold nobody goes by, this member neither.
+//! - What the disk refuses is written again, once in each lease, until it is taken: nobody waits for it any more.
 
 use std::collections::HashMap;
 use std::io;
@@ -67,6 +68,8 @@ struct Waiting {
     tell: Vec<oneshot::Sender<Result<(), String>>>,
     /// A task sees to that, since then.
     since: Option<Instant>,
+    /// It was refused, and a task waits to write it again.
+    is_refused: bool,
 }
 
 /// All that the file holds, as it is told to each follower.
@@ -123,8 +126,8 @@ impl Keeper {
         Ok(Self { kept, _links: links })
     }
 
-    /// What this member's own handle changes is so when it is kept. It is not undone when that takes too long: whoever asked is
-    /// told that the coordinator is away, and the change comes into force with the disk.
+    /// What this member's own handle changes is so when it is kept. It is not undone when that takes too long, or is refused:
+    /// whoever asked is told so, and the change comes into force with the disk.
     async fn kept<T>(
         &self,
         what: &'static str,
@@ -173,12 +176,30 @@ impl Kept {
         let written = written.unwrap_or_else(|error| Err(error.to_string()));
         if written.is_ok() {
             self.tell_all();
+        } else {
+            self.write_again();
         }
         for tell in waiting {
             // Who has given up does not listen.
             let _ = tell.send(written.clone());
         }
         true
+    }
+
+    /// Has what was refused written once more after a while. Who asked for it was told, and may not come again.
+    fn write_again(&self) {
+        if std::mem::replace(&mut self.waiting.lock().is_refused, true) {
+            return;
+        }
+        let (weak, lease) = (Weak::clone(&self.weak), self.lease);
+        self.runtime.spawn(async move {
+            tokio::time::sleep(lease).await;
+            if let Some(kept) = weak.upgrade() {
+                // Before that is tried: if it is refused this begins anew.
+                kept.waiting.lock().is_refused = false;
+                drop(kept.keep().await);
+            }
+        });
     }
 
     /// What is asked is not kept in time.
@@ -204,7 +225,10 @@ impl Kept {
         let body = encode(&Told::of(agreed.cluster, &view, &namespaces, state))?;
         file::store(&self.file, &agreed).map_err(|error| {
             let reason = format!("cannot write `{}`: {error}", self.file.display());
-            tracing::error!(reason, "what the cluster agrees on may be lost with the end of this daemon");
+            tracing::error!(
+                reason,
+                "what was asked of the coordinator is not in force until the disk takes it"
+            );
             reason
         })?;
         *self.told.lock() = Telling { file: state, body };
@@ -234,13 +258,9 @@ impl Kept {
         self.runtime.spawn(async move {
             tokio::time::sleep_until((lost_at + lease).into()).await;
             let is_over = weak.upgrade().is_some_and(|kept| kept.end_lease(registered, lost_at));
-            // Logged. Nobody is told before the file has it, so it is written until that is done.
-            while is_over
-                && let Some(kept) = weak.upgrade()
-                && kept.keep().await.is_err()
-            {
-                drop(kept);
-                tokio::time::sleep(lease).await;
+            if is_over && let Some(kept) = weak.upgrade() {
+                // Logged. What is refused is written again.
+                drop(kept.keep().await);
             }
         });
     }

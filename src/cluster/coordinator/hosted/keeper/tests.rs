@@ -84,3 +84,18 @@ async fn the_keeper_goes_by_nothing_itself_that_its_disk_has_not_taken() {
     shows(&mut keeper.views(), "itself", |view| view.members().len() == 1).await;
     shows(&mut keeper.namespaces(), "the record", |agreed| agreed.records.len() == 1).await;
 }
+
+#[tokio::test]
+async fn what_the_disk_has_refused_is_in_force_when_it_takes_it_though_nobody_asks_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let (keeper, file) = (keeper(&directory), directory.path().join("coordinator.json"));
+    // No file takes its place.
+    std::fs::create_dir(&file).unwrap();
+    let refused = keeper.change_namespace("a", sets("quota", "1GiB"), soon()).await.unwrap_err();
+    assert!(refused.to_string().contains("cannot write"), "{refused}");
+    // It is refused more than once.
+    tokio::time::sleep(keeper.kept.lease * 3).await;
+    assert!(keeper.namespaces().borrow().records.is_empty());
+    std::fs::remove_dir(&file).unwrap();
+    shows(&mut keeper.namespaces(), "the record", |agreed| agreed.records.len() == 1).await;
+}
