@@ -161,6 +161,23 @@ impl Cluster {
         self.run(work).await.unwrap_or(Err(ClusterError::Closed))
     }
 
+    /// As [`Cluster::remove`], of a directory, of which nobody but who decides knows a version.
+    ///
+    /// # Errors
+    /// As [`Cluster::remove`].
+    /// # Cancellation
+    /// It goes on.
+    pub async fn remove_directory(
+        &self,
+        path: Vec<u8>,
+        through: Stamp,
+        deadline: Instant,
+    ) -> Result<(), ClusterError> {
+        let core = Arc::clone(&self.core);
+        let work = async move { core.remove_directory(path, through, deadline).await };
+        self.run(work).await.unwrap_or(Err(ClusterError::Closed))
+    }
+
     /// As [`Cluster::remove`], in the background.
     pub fn remove_later(&self, path: Vec<u8>, through: Stamp) {
         self.core.remove_later(path, through);

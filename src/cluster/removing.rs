@@ -5,6 +5,7 @@
 //!
 //! Limits: those of [`super::told_again`]. What comes beyond is counted.
 
+use std::convert::identity;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -15,6 +16,7 @@ use tokio::task::JoinSet;
 
 use super::catalog::owner::Expired;
 use super::catalog::wire::Change;
+use super::changing::again;
 use super::core::Core;
 use super::error::ClusterError;
 use super::gone::Gone;
@@ -104,6 +106,26 @@ impl Core {
         through: Stamp,
         deadline: Instant,
     ) -> Result<(), ClusterError> {
+        self.remove_by(again, path, through, deadline).await
+    }
+
+    pub(super) async fn remove_directory(
+        self: &Arc<Self>,
+        path: Vec<u8>,
+        through: Stamp,
+        deadline: Instant,
+    ) -> Result<(), ClusterError> {
+        self.remove_by(identity, path, through, deadline).await
+    }
+
+    /// `again`: what is sent when it may be done already.
+    async fn remove_by(
+        self: &Arc<Self>,
+        again: fn(Change) -> Change,
+        path: Vec<u8>,
+        through: Stamp,
+        deadline: Instant,
+    ) -> Result<(), ClusterError> {
         self.counters.removals.increment();
         if self.seen().is_alone {
             // Who is away may come back with it.
@@ -111,7 +133,8 @@ impl Core {
             return Ok(());
         }
         let shard = KeyId::of(&path).shard();
-        let result = self.change(Change::Remove { path: path.clone(), at: through }, deadline).await;
+        let change = Change::Remove { path: path.clone(), at: through };
+        let result = self.change_while(change, again, deadline, || true).await;
         if result.is_err() {
             self.remove_later(path, through);
         }
@@ -192,7 +215,7 @@ impl Core {
                     let change = Change::RemoveThrough { path: path.clone(), through: at };
                     // A directory that is made anew has no version that would tell it from the one that was removed.
                     let is_wanted = || core.unheard.covers(&path, at);
-                    if core.change_while(change, core.in_background(), is_wanted).await.is_ok() {
+                    if core.change_while(change, identity, core.in_background(), is_wanted).await.is_ok() {
                         core.unheard.removals.lock().is_told(&path, at);
                     }
                 });

@@ -9,7 +9,7 @@ use tokio::task::{JoinSet, yield_now};
 use tokio::time::sleep;
 
 use super::gone::{in_virtual_time, soon, start};
-use super::host::Host;
+use super::host::{Host, Seen};
 use super::members::name_served;
 use super::memory::Object;
 use super::network::Network;
@@ -136,6 +136,30 @@ fn a_removal_of_which_the_answer_is_lost_leaves_what_was_published_since() {
         network.join(hosts[0].cluster.core.me, primary.me);
         removal.await.unwrap().unwrap();
         all_find(&hosts, &name, b"since").await;
+    });
+}
+
+#[test]
+fn a_directory_is_removed_though_the_first_message_is_lost_and_another_clock_is_ahead() {
+    in_virtual_time(async {
+        let network = Network::new(1);
+        let (hosts, name) = three_over(&network).await;
+        let facts = Facts::Directory(DirectoryFacts { mode: 0o755, uid: 0, gid: 0 });
+        let (path, ahead) = (name.clone().into_bytes(), Stamp(20));
+        hosts[1].cluster.publish(path.clone(), ahead, facts, soon()).await.unwrap();
+        let (one, two) = (hosts[0].cluster.core.me, hosts[1].cluster.core.me);
+        network.part(one, two);
+        let (remover, deadline) = (hosts[0].cluster.clone(), soon() + Duration::from_secs(60));
+        let removal = tokio::spawn(async move { remover.remove_directory(path, Stamp(15), deadline).await });
+        sleep(Duration::from_millis(100)).await;
+        network.end(one, two, "reset");
+        sleep(Duration::from_millis(100)).await;
+        assert!(!removal.is_finished(), "somebody heard of it");
+        network.join(one, two);
+        removal.await.unwrap().unwrap();
+        for host in &hosts {
+            assert_eq!(host.look_up(&name, soon()).await, Seen::Absent);
+        }
     });
 }
 

@@ -32,6 +32,7 @@ pub struct News {
 pub(super) struct Removed {
     pub(super) path: Vec<u8>,
     pub(super) through: Stamp,
+    pub(super) is_directory: bool,
 }
 
 /// A name that stands for something here.
@@ -190,8 +191,12 @@ impl Datapath {
             let stamp = state.sealed_or_promised(slot)?;
             // The clock of the host that published it may be ahead of this one's.
             let through = stamp.max(Stamp(u64::try_from(self.now_ns()).unwrap_or(0)));
-            (!self.is_temporary(&Name::new(name).ok()?))
-                .then(|| Removed { path: state.path_of_child(parent, name), through })
+            let is_directory = state.tree.directory(slot).is_some();
+            (!self.is_temporary(&Name::new(name).ok()?)).then(|| Removed {
+                path: state.path_of_child(parent, name),
+                through,
+                is_directory,
+            })
         })();
         News { appeared: None, removed }
     }

@@ -23,7 +23,7 @@ use crate::namespace::{Ino, Slot};
 impl Datapath {
     /// Keeps what there is nobody to tell yet, until this host is a member. What appeared is announced then anyway.
     pub fn remember_news(&self, news: News) {
-        if let Some(Removed { path, through }) = news.removed {
+        if let Some(Removed { path, through, .. }) = news.removed {
             // What is sealed there next is later.
             self.lock().elsewhere.note_withdrawn(KeyId::of(&path), through);
             self.remove_later(path, through);
@@ -51,7 +51,8 @@ impl Datapath {
         }
     }
 
-    async fn tell_removed(&self, side: &ClusterSide, Removed { path, through }: Removed) {
+    async fn tell_removed(&self, side: &ClusterSide, removed: Removed) {
+        let Removed { path, through, is_directory } = removed;
         let deadline = side.deadline();
         let _turn = timeout_at(deadline.into(), side.turns.take(KeyId::of(&path))).await;
         if self.lock().was_told_later(&path, through) {
@@ -59,7 +60,11 @@ impl Datapath {
             return;
         }
         self.telemetry.catalog_removals.increment();
-        let told = side.cluster.remove(path.clone(), through, deadline).await;
+        let told = if is_directory {
+            side.cluster.remove_directory(path.clone(), through, deadline).await
+        } else {
+            side.cluster.remove(path.clone(), through, deadline).await
+        };
         if self.was_told_by_us(&path) {
             // So may the kernel, by now.
             self.forget_names_in_kernel();
