@@ -8,6 +8,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::unistd::{Pid, gettid};
 use tidefs_client::{Cache, View};
 
 use crate::common::sys::set_xattr;
@@ -296,24 +297,25 @@ fn nothing_of_a_cache_goes_on_once_it_is_closed() {
     for key in ["given up", "kept"] {
         fs::remove_file(kv.join(key)).expect("unlink");
     }
-    is_ending.recv_timeout(Duration::from_secs(30)).expect("the segment is unmapped");
+    let ending = is_ending.recv_timeout(Duration::from_secs(30)).expect("the segment is unmapped");
+    let name = || fs::read_to_string(format!("/proc/self/task/{ending}/comm"));
+    assert_eq!(name().expect("it is at work"), "tidefs-kept\n");
     drop(cache);
     assert_eq!(Arc::strong_count(&registered), 1, "a registration outlives the cache");
-    let threads = fs::read_dir("/proc/self/task").expect("the threads").flatten();
-    let names = threads.filter_map(|thread| fs::read_to_string(thread.path().join("comm")).ok());
-    assert_eq!(names.filter(|name| name == "tidefs-kept\n").count(), 0, "a thread outlives the cache");
+    assert!(name().is_err(), "a thread outlives the cache");
 }
 
 /// A registration that takes its time to end.
 #[derive(Debug)]
 struct Ends {
     _registered: Arc<()>,
-    ends: mpsc::SyncSender<()>,
+    /// Is told of the thread.
+    ends: mpsc::SyncSender<Pid>,
 }
 
 impl Drop for Ends {
     fn drop(&mut self) {
-        let _ = self.ends.try_send(());
+        let _ = self.ends.try_send(gettid());
         thread::sleep(Duration::from_millis(200));
     }
 }
