@@ -72,6 +72,11 @@ impl Peer {
         self.done(&Request::Become { user, group }).expect("root may become anyone");
     }
 
+    /// umask(2).
+    pub(crate) fn set_umask(&mut self, mask: u32) {
+        self.done(&Request::Umask { mask }).expect("it does not fail");
+    }
+
     /// stat(2).
     pub(crate) fn stat(&mut self, path: &Path) -> Result<Facts, Errno> {
         match self.ask(&Request::Stat { path: path.into() })? {

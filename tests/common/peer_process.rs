@@ -22,6 +22,7 @@ use super::sys::Mapping;
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Request {
     Become { user: u32, group: u32 },
+    Umask { mask: u32 },
     Stat { path: PathBuf },
     Access { path: PathBuf, mode: i32 },
     List { path: PathBuf },
@@ -115,6 +116,9 @@ impl Holdings {
                 let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
                 nix::unistd::setresgid(group, group, group)?;
                 nix::unistd::setresuid(user, user, user)?;
+            }
+            Request::Umask { mask } => {
+                nix::sys::stat::umask(Mode::from_bits_retain(mask));
             }
             Request::Stat { path } => return fs::metadata(path).map(|facts| Reply::Facts(facts_of(&facts))),
             Request::Access { path, mode } => {
