@@ -232,7 +232,7 @@ mod tests {
 
         /// Connected to an owner whose regions 0 to `regions` it has mapped. A copy of region 0 is under way.
         async fn with(name: &str, regions: u64) -> Self {
-            let name = format!("tidefs-test-{name}-{}", std::process::id());
+            let name = format!("tidefs-test-grants-{name}-{}", std::process::id());
             let owner = Arc::new(Owner::default());
             let region = Arc::new(Region::anonymous(ByteCount(4096), PageKind::Base, Access::Read).unwrap());
             (0..regions).for_each(|id| owner.add(RegionId(id), &region));

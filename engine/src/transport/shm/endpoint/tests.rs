@@ -19,7 +19,7 @@ impl TicketSink for Unheard {
 
 /// An endpoint, and its owner's end of the connection.
 async fn connected(name: &str) -> (Arc<ShmEndpoint>, Socket) {
-    let name = format!("tidefs-test-{name}-{}", std::process::id());
+    let name = format!("tidefs-test-endpoint-{name}-{}", std::process::id());
     let listener = Listener::bind(name.as_bytes()).unwrap();
     let socket = Socket::connect(name.as_bytes()).unwrap();
     let owner = listener.accept().await.unwrap();
