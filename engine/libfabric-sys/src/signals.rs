@@ -3,14 +3,23 @@
 
 use std::mem::MaybeUninit;
 use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Signals whose dispositions are kept: all of signal(7) that have one.
 const SIGNALS: std::ops::RangeInclusive<libc::c_int> = 1..=31;
 
-/// The dispositions of all signals as they were. Dropping it puts back those that changed since.
+/// Held by the one thread that has signals kept: another would take a library's handlers, which are there for a moment, for the
+/// process's, and put them back.
+static KEPT: Mutex<()> = Mutex::new(());
+
+/// The dispositions of all signals as they were. Dropping it puts back those that changed since. A thread has one at a time, and
+/// waits for that of another.
 ///
 /// Limit: what another thread changes meanwhile is put back too.
-pub(crate) struct KeptSignals(Vec<(libc::c_int, libc::sigaction)>);
+pub(crate) struct KeptSignals {
+    dispositions: Vec<(libc::c_int, libc::sigaction)>,
+    _kept: MutexGuard<'static, ()>,
+}
 
 fn disposition(signal: libc::c_int) -> Option<libc::sigaction> {
     let mut current = MaybeUninit::<libc::sigaction>::zeroed();
@@ -23,14 +32,17 @@ fn disposition(signal: libc::c_int) -> Option<libc::sigaction> {
 impl KeptSignals {
     /// Notes the dispositions of now.
     pub(crate) fn now() -> Self {
+        // It guards no data that a panic could have left half changed.
+        let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
         let changeable = SIGNALS.filter(|signal| ![libc::SIGKILL, libc::SIGSTOP].contains(signal));
-        Self(changeable.filter_map(|signal| Some((signal, disposition(signal)?))).collect())
+        let dispositions = changeable.filter_map(|signal| Some((signal, disposition(signal)?))).collect();
+        Self { dispositions, _kept: kept }
     }
 }
 
 impl Drop for KeptSignals {
     fn drop(&mut self) {
-        for (signal, kept) in &self.0 {
+        for (signal, kept) in &self.dispositions {
             let is_changed = disposition(*signal).is_some_and(|now| now.sa_sigaction != kept.sa_sigaction);
             if is_changed {
                 // SAFETY: the disposition was this process's before; its handler is still there. It is a valid signal, so
