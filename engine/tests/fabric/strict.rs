@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::MutexGuard;
 use tidefs_engine::error::Error;
 use tidefs_engine::memory::Access;
 use tidefs_engine::transport::libfabric::FabricConfig;
@@ -258,13 +259,18 @@ fn memory_that_is_shared_out_and_bound_to_an_endpoint_outlives_it() {
 
 #[test]
 fn keys_of_memory_that_is_bound_to_an_endpoint_do_not_come_again_with_the_next() {
+    let alone = alone();
     reusing(true);
-    bound_memory_outlives_its_endpoint(&strict_config(), 1 << 20);
+    bound_memory_outlives_its_endpoint_alone(&alone, &strict_config(), 1 << 20);
     reusing(false);
 }
 
 fn bound_memory_outlives_its_endpoint(config: &FabricConfig, length: u64) {
-    let _alone = alone();
+    bound_memory_outlives_its_endpoint_alone(&alone(), config, length);
+}
+
+/// The same, for who is alone.
+fn bound_memory_outlives_its_endpoint_alone(_: &MutexGuard<'_, ()>, config: &FabricConfig, length: u64) {
     bound(true);
     let Some(pair) = Pair::with(config) else { return };
     let (local, remote) = pair.memory(length);
