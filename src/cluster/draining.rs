@@ -199,9 +199,16 @@ impl Core {
                             add one, or stop the daemon, which keeps what it has with on_stop=keep"
                     .to_owned());
             }
+            if core.draining.state.lock().stops != stops {
+                // Another one may have begun since then, which the file is of.
+                return Ok(());
+            }
             let unfinished = Unfinished::within(within_ms);
             core.keep_drain(move |file| unfinished.store(Some(file))).await;
-            if !core.begin_unless_stopped(within_ms, stops) {
+            // The end of one that is under way has the file forgotten.
+            if !core.begin_unless_stopped(within_ms, stops)
+                && core.drain_report().phase != DrainPhase::Copying
+            {
                 core.keep_drain(|file| Unfinished::forget(Some(file))).await;
             }
             Ok(())

@@ -76,7 +76,7 @@ impl Datapath {
             return Ok(());
         }
         // Pages beyond the end would make up for those that a hole lacks.
-        let is_known = behind_hole <= length;
+        let is_known = behind_hole <= length.round_up_to_pages();
         let blocks = if is_known { ByteCount(metadata.blocks() * 512) } else { ByteCount::ZERO };
         if blocks >= length {
             return Ok(());

@@ -11,7 +11,7 @@
 //!
 //! Limits: a start asks a disk again for as long as `PATIENCE` requests may take, at most [`START_LIMIT`]. One that does not even
 //! read its superblock in time then [hangs](Asked::hangs), and is asked for other zones when it has answered that. One that answers,
-//! but gives no zone for `LATE_LIMIT`, or was waited for in vain for `LATE_LIMIT_IN_ALL`, is asked for none any more. What was left
+//! but gives none of `LATE_MAX` zones in `LATE_LIMIT`, or was waited for in vain for `LATE_LIMIT_IN_ALL`, is asked for none any more. What was left
 //! out is not read later: which of two records was stored last is known by the order in which zones are read ([`super::orders`]).
 //! Threads: the one that builds the index.
 
@@ -37,7 +37,9 @@ use super::zone::Zone;
 const PATIENCE: u32 = 6;
 /// How long it waits before it asks again.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How long a disk is waited for that gives no zone, though it answers.
+/// How many zones in a row a disk gives in vain, and for how long it is waited for at least, until it is asked for none any more though it
+/// answers: where one request may take long, so may each zone.
+const LATE_MAX: u32 = 4;
 const LATE_LIMIT: Duration = Duration::from_secs(START_LIMIT.as_secs() * 3);
 /// The same for one that gives others meanwhile: then who mounts has waited enough.
 const LATE_LIMIT_IN_ALL: Duration = Duration::from_secs(START_LIMIT.as_secs() * 10);
@@ -47,7 +49,8 @@ const LATE_LIMIT_IN_ALL: Duration = Duration::from_secs(START_LIMIT.as_secs() * 
 pub(super) struct Asked {
     /// For how long it is asked again.
     pub(super) patience: Duration,
-    /// How long it was waited for in vain since it last gave a zone, and in all.
+    /// Zones that it did not give since it last gave one, how long it was waited for them, and for all that it did not give.
+    late_zones: u32,
     late: Duration,
     late_in_all: Duration,
     /// A read of its superblock that it did not end in time, and when it last did end one.
@@ -58,7 +61,7 @@ pub(super) struct Asked {
 impl Asked {
     pub(super) fn new(patience: Duration) -> Self {
         let (late, late_in_all) = (Duration::ZERO, Duration::ZERO);
-        Self { patience, late, late_in_all, probe: None, answered_at: None }
+        Self { patience, late_zones: 0, late, late_in_all, probe: None, answered_at: None }
     }
 
     /// Whether it is not worth being asked for a zone: it has not answered since it was late, or was late for too long.
@@ -66,16 +69,18 @@ impl Asked {
         if self.probe.as_ref().is_some_and(Ticket::is_over) {
             self.probe = None;
         }
-        self.probe.is_some() || self.late >= LATE_LIMIT || self.late_in_all >= LATE_LIMIT_IN_ALL
+        let is_too_late = self.late_zones >= LATE_MAX && self.late >= LATE_LIMIT;
+        self.probe.is_some() || is_too_late || self.late_in_all >= LATE_LIMIT_IN_ALL
     }
 
     /// It gave a zone.
     pub(super) fn note_read(&mut self) {
-        self.late = Duration::ZERO;
+        (self.late_zones, self.late) = (0, Duration::ZERO);
     }
 
     /// So long it was waited for a zone that it did not give.
     pub(super) fn note_vain(&mut self, waited: Duration) {
+        self.late_zones += 1;
         self.late += waited;
         self.late_in_all += waited;
     }
@@ -198,22 +203,24 @@ mod tests {
     #[test]
     fn a_disk_that_is_late_again_and_again_is_asked_no_more() {
         let mut asked = Asked::new(Duration::ZERO);
-        asked.note_vain(LATE_LIMIT / 2);
-        assert!(!asked.hangs());
-        asked.note_vain(LATE_LIMIT / 2);
+        for _ in 1..LATE_MAX {
+            asked.note_vain(LATE_LIMIT);
+            assert!(!asked.hangs(), "its requests may take that long");
+        }
+        asked.note_vain(Duration::ZERO);
         assert!(asked.hangs());
     }
 
     #[test]
     fn a_disk_that_gives_zones_and_is_late_with_some_is_asked_for_others_for_a_long_time() {
         let mut asked = Asked::new(Duration::ZERO);
-        let times = u32::try_from(LATE_LIMIT_IN_ALL.as_secs() / (LATE_LIMIT / 2).as_secs()).unwrap();
-        for _ in 0..times {
-            asked.note_vain(LATE_LIMIT / 2);
+        let short = LATE_LIMIT_IN_ALL / (2 * LATE_MAX);
+        for _ in 1..2 * LATE_MAX {
+            asked.note_vain(short);
             assert!(!asked.hangs());
             asked.note_read();
         }
-        asked.note_vain(LATE_LIMIT / 2);
+        asked.note_vain(short);
         assert!(asked.hangs(), "the mount would wait for ever");
     }
 }

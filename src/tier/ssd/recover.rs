@@ -226,16 +226,13 @@ impl Shared {
                 let is_late = error.kind() == io::ErrorKind::TimedOut;
                 // One whose header was not read takes no time itself, and there may be many.
                 let (was_asked, has_time) = (known.sequence > 0, Instant::now() < gathered.salvaged_until);
+                if is_late && was_asked {
+                    asked.note_vain(started.elapsed());
+                }
                 if is_late && asked.note_late(&device, was_asked || has_time, self.limit) {
                     gathered.note_unread(device, known);
                 } else {
                     self.gather_lost(device, known, &error, gathered);
-                }
-                if is_late
-                    && was_asked
-                    && let Some(asked) = gathered.asked.get_mut(&known.device)
-                {
-                    asked.note_vain(started.elapsed());
                 }
                 false
             }
