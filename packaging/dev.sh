@@ -85,6 +85,10 @@ command_deps() {
 daemon_pid=
 daemon_log=
 
+# signal NAME PID: as root, by the kill of a shell. Not every machine has a program of that name, which is what sudo would look for.
+# shellcheck disable=SC2016 # the shell that it starts expands them
+signal() { as_root bash -c 'kill "-$1" "$2"' bash "$@" 2>/dev/null; }
+
 # Asks the daemon to unmount, waits for it, and returns its status.
 stop_daemon() {
     local pid=$daemon_pid status=0
@@ -92,7 +96,7 @@ stop_daemon() {
     daemon_pid=
     trap '' INT TERM
     # Through sudo the daemon's parent is root's; it passes the signal on.
-    as_root kill -TERM "$pid" 2>/dev/null || true
+    signal TERM "$pid" || true
     wait "$pid" || status=$?
     rm -f -- "$daemon_log"
     return "$status"
@@ -118,7 +122,7 @@ wait_until_mounted() {
     local tenths status=0
     for ((tenths = 0; tenths < 300; tenths++)); do
         if grep -q '^tidefs: mounted on ' "$daemon_log"; then return; fi
-        if ! kill -0 "$daemon_pid" 2>/dev/null && ! as_root kill -0 "$daemon_pid" 2>/dev/null; then
+        if ! kill -0 "$daemon_pid" 2>/dev/null && ! signal 0 "$daemon_pid"; then
             wait "$daemon_pid" || status=$?
             daemon_pid=
             cat -- "$daemon_log" >&2

@@ -19,11 +19,13 @@ use super::tool::{argument, binary};
 const LONG: Duration = Duration::from_secs(50);
 
 /// What the script finds before the programs of the system.
-const PROGRAMS: [(&str, &str); 3] = [
+const PROGRAMS: [(&str, &str); 4] = [
     ("id", "echo 1000"),
     // Where no command needs a password: -v asks for one all the same.
     ("sudo", "test \"$1\" = -- || exit 1; shift; exec \"$@\""),
     ("cargo", "echo cargo 99.0.0"),
+    // Not every machine has one; shells have their own.
+    ("kill", "exit 127"),
 ];
 
 #[test]
