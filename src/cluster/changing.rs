@@ -3,7 +3,8 @@
 //! Invariants
 //! - Nothing is sent, or decided, about a path that is [too long](is_told_of) for a message.
 //! - A removal that may be done already takes nothing away that was published since, whoever is sent it once more. Only that of a
-//!   directory is sent as it was: who removes it does not know its version, which may be later than its own clock.
+//!   directory is sent as it was, and takes whatever has its name by then: who removes it does not know its version, which may be
+//!   later than its own clock.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -87,6 +87,7 @@ pub use object::{
 pub use publishing::PublishGuard;
 pub use pulling::{Purpose, SharedPurpose};
 pub(crate) use removals_file::keep_untold;
+pub use removing::Removal;
 pub use settings::{ClusterConfig, Limits, Timings};
 pub use status::{ClusterStatus, Counters, LinkState, MemberStatus};
 

@@ -29,6 +29,7 @@ use super::error::ClusterError;
 use super::fetching::Fetch;
 use super::object::{Copy, Facts, Found, Listing, Medium, Stamp};
 use super::publishing::PublishGuard;
+use super::removing::Removal;
 use super::status::{ClusterStatus, Counters};
 
 /// How often a member looks whether it is announced.
@@ -145,36 +146,17 @@ impl Cluster {
         Ok(Published { stamp, is_settled })
     }
 
-    /// Removes what stands at `path` everywhere. When it resolves nobody finds it any more, and who comes back with a copy
+    /// Removes what has a name everywhere. When it resolves nobody finds it any more, and who comes back with a copy
     /// later is told to drop it. The caller has removed what it holds itself.
-    ///
-    /// `through`: the version up to which it is removed; one that was published later stays.
     ///
     /// # Errors
     /// As [`Cluster::publish`]; copies on other members live on until somebody who serves the key is reached. That is tried
     /// as long as this member lives, and nothing of it is found here meanwhile.
     /// # Cancellation
     /// It goes on.
-    pub async fn remove(&self, path: Vec<u8>, through: Stamp, deadline: Instant) -> Result<(), ClusterError> {
+    pub async fn remove(&self, removal: Removal, deadline: Instant) -> Result<(), ClusterError> {
         let core = Arc::clone(&self.core);
-        let work = async move { core.remove(path, through, deadline).await };
-        self.run(work).await.unwrap_or(Err(ClusterError::Closed))
-    }
-
-    /// As [`Cluster::remove`], of a directory, of which nobody but who decides knows a version.
-    ///
-    /// # Errors
-    /// As [`Cluster::remove`].
-    /// # Cancellation
-    /// It goes on.
-    pub async fn remove_directory(
-        &self,
-        path: Vec<u8>,
-        through: Stamp,
-        deadline: Instant,
-    ) -> Result<(), ClusterError> {
-        let core = Arc::clone(&self.core);
-        let work = async move { core.remove_directory(path, through, deadline).await };
+        let work = async move { core.remove(removal, deadline).await };
         self.run(work).await.unwrap_or(Err(ClusterError::Closed))
     }
 

@@ -99,31 +99,21 @@ impl Unheard {
     }
 }
 
+/// What is removed everywhere.
+#[derive(Clone, Debug)]
+pub struct Removal {
+    /// Its name.
+    pub path: Vec<u8>,
+    /// The version up to which it is removed; one that was published later stays.
+    pub through: Stamp,
+    /// Whether it is a directory, of which nobody but who decides knows a version.
+    pub is_directory: bool,
+}
+
 impl Core {
     pub(super) async fn remove(
         self: &Arc<Self>,
-        path: Vec<u8>,
-        through: Stamp,
-        deadline: Instant,
-    ) -> Result<(), ClusterError> {
-        self.remove_by(again, path, through, deadline).await
-    }
-
-    pub(super) async fn remove_directory(
-        self: &Arc<Self>,
-        path: Vec<u8>,
-        through: Stamp,
-        deadline: Instant,
-    ) -> Result<(), ClusterError> {
-        self.remove_by(identity, path, through, deadline).await
-    }
-
-    /// `again`: what is sent when it may be done already.
-    async fn remove_by(
-        self: &Arc<Self>,
-        again: fn(Change) -> Change,
-        path: Vec<u8>,
-        through: Stamp,
+        Removal { path, through, is_directory }: Removal,
         deadline: Instant,
     ) -> Result<(), ClusterError> {
         self.counters.removals.increment();
@@ -134,6 +124,7 @@ impl Core {
         }
         let shard = KeyId::of(&path).shard();
         let change = Change::Remove { path: path.clone(), at: through };
+        let again = if is_directory { identity } else { again };
         let result = self.change_while(change, again, deadline, || true).await;
         if result.is_err() {
             self.remove_later(path, through);

@@ -3,6 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -32,16 +33,26 @@ in_both_modes!(
     an_emptied_directory_is_removed,
 );
 
+/// An object that lost its name after it was opened.
+fn unlinked_object(kv: &Path, length: usize) -> File {
+    let path = kv.join("key");
+    publish_object(&path, 1, length);
+    let file = File::open(&path).expect("open");
+    fs::remove_file(&path).expect("unlink");
+    file
+}
+
+fn is_that_object(file: &File, length: usize) {
+    let mut bytes = vec![0; length];
+    file.read_exact_at(&mut bytes, 0).expect("pread");
+    assert_eq!(pattern::verify_object(&bytes), Ok(1));
+}
+
 fn an_unlinked_file_stays_readable_for_who_has_it_open(mode: Mode) {
     let (_mount, kv) = kv(mode);
     for length in [1000, 2 * MIB] {
-        let path = kv.join("key");
-        publish_object(&path, 1, length);
-        let file = File::open(&path).expect("open");
-        fs::remove_file(&path).expect("unlink");
-        let mut bytes = vec![0; length];
-        file.read_exact_at(&mut bytes, 0).expect("pread");
-        assert_eq!(pattern::verify_object(&bytes), Ok(1));
+        let file = unlinked_object(&kv, length);
+        is_that_object(&file, length);
         assert_eq!(file.metadata().expect("fstat").len(), offset(length));
     }
 }
@@ -98,10 +109,7 @@ fn the_ctime_of_what_is_open_moves_when_it_loses_its_name(mode: Mode) {
 fn an_unlinked_file_is_opened_again_through_its_descriptor(mode: Mode) {
     let (_mount, kv) = kv(mode);
     for length in [1000, 2 * MIB] {
-        let path = kv.join("key");
-        publish_object(&path, 1, length);
-        let file = File::open(&path).expect("open");
-        fs::remove_file(&path).expect("unlink");
+        let file = unlinked_object(&kv, length);
         let again = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).expect("open by descriptor");
         let mut flags: libc::c_long = 0;
         // SAFETY: the kernel writes a number there, if any (ioctl_iflags(2)).
@@ -110,9 +118,7 @@ fn an_unlinked_file_is_opened_again_through_its_descriptor(mode: Mode) {
         let refused = Errno::result(outcome).err();
         assert!(!matches!(refused, Some(Errno::ESTALE | Errno::ENOENT)), "{refused:?}");
         drop(file);
-        let mut bytes = vec![0; length];
-        again.read_exact_at(&mut bytes, 0).expect("pread");
-        assert_eq!(pattern::verify_object(&bytes), Ok(1));
+        is_that_object(&again, length);
     }
 }
 

@@ -182,7 +182,8 @@ impl Host {
             state.objects.remove(path.as_bytes());
             state.answers.remove(path.as_bytes());
         }
-        self.cluster.core.remove(path.as_bytes().to_vec(), at, deadline).await
+        let removal = Removal { path: path.as_bytes().to_vec(), through: at, is_directory: false };
+        self.cluster.core.remove(removal, deadline).await
     }
 
     /// Evicts an object, as for room.

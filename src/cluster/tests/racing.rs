@@ -150,7 +150,8 @@ fn a_directory_is_removed_though_the_first_message_is_lost_and_another_clock_is_
         let (one, two) = (hosts[0].cluster.core.me, hosts[1].cluster.core.me);
         network.part(one, two);
         let (remover, deadline) = (hosts[0].cluster.clone(), soon() + Duration::from_secs(60));
-        let removal = tokio::spawn(async move { remover.remove_directory(path, Stamp(15), deadline).await });
+        let removal = Removal { path, through: Stamp(15), is_directory: true };
+        let removal = tokio::spawn(async move { remover.remove(removal, deadline).await });
         sleep(Duration::from_millis(100)).await;
         network.end(one, two, "reset");
         sleep(Duration::from_millis(100)).await;

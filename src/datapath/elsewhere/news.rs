@@ -16,7 +16,7 @@ use super::super::handle::Handle;
 use super::super::{Caller, Datapath, HandleId, Phase, Place, State};
 use super::Elsewhere;
 use crate::cluster::shards::KeyId;
-use crate::cluster::{Facts, FileFacts, Stamp};
+use crate::cluster::{Facts, FileFacts, Removal, Stamp};
 use crate::namespace::{Ino, Name, Slot, WriterFate, writer_fate};
 
 /// What the other members are to be told before a request is answered.
@@ -24,15 +24,8 @@ use crate::namespace::{Ino, Name, Slot, WriterFate, writer_fate};
 #[must_use = "nothing is told before `Datapath::tell`"]
 pub struct News {
     pub(super) appeared: Option<Appeared>,
-    pub(super) removed: Option<Removed>,
-}
-
-/// A name that goes away, with all versions up to one.
-#[derive(Debug)]
-pub(super) struct Removed {
-    pub(super) path: Vec<u8>,
-    pub(super) through: Stamp,
-    pub(super) is_directory: bool,
+    /// A name that goes away.
+    pub(super) removed: Option<Removal>,
 }
 
 /// A name that stands for something here.
@@ -192,7 +185,7 @@ impl Datapath {
             // The clock of the host that published it may be ahead of this one's.
             let through = stamp.max(Stamp(u64::try_from(self.now_ns()).unwrap_or(0)));
             let is_directory = state.tree.directory(slot).is_some();
-            (!self.is_temporary(&Name::new(name).ok()?)).then(|| Removed {
+            (!self.is_temporary(&Name::new(name).ok()?)).then(|| Removal {
                 path: state.path_of_child(parent, name),
                 through,
                 is_directory,

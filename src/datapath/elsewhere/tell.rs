@@ -14,16 +14,16 @@ use tokio::time::timeout_at;
 
 use super::super::open_state::OpenState;
 use super::super::{Datapath, Object, Phase, State};
-use super::news::{Appeared, News, Removed};
+use super::news::{Appeared, News};
 use super::{ClusterSide, stamp_of};
 use crate::cluster::shards::KeyId;
-use crate::cluster::{Facts, PublishGuard, Stamp};
+use crate::cluster::{Facts, PublishGuard, Removal, Stamp};
 use crate::namespace::{Ino, Slot};
 
 impl Datapath {
     /// Keeps what there is nobody to tell yet, until this host is a member. What appeared is announced then anyway.
     pub fn remember_news(&self, news: News) {
-        if let Some(Removed { path, through, .. }) = news.removed {
+        if let Some(Removal { path, through, .. }) = news.removed {
             // What is sealed there next is later.
             self.lock().elsewhere.note_withdrawn(KeyId::of(&path), through);
             self.remove_later(path, through);
@@ -51,8 +51,8 @@ impl Datapath {
         }
     }
 
-    async fn tell_removed(&self, side: &ClusterSide, removed: Removed) {
-        let Removed { path, through, is_directory } = removed;
+    async fn tell_removed(&self, side: &ClusterSide, removal: Removal) {
+        let (path, through) = (removal.path.clone(), removal.through);
         let deadline = side.deadline();
         let _turn = timeout_at(deadline.into(), side.turns.take(KeyId::of(&path))).await;
         if self.lock().was_told_later(&path, through) {
@@ -60,11 +60,7 @@ impl Datapath {
             return;
         }
         self.telemetry.catalog_removals.increment();
-        let told = if is_directory {
-            side.cluster.remove_directory(path.clone(), through, deadline).await
-        } else {
-            side.cluster.remove(path.clone(), through, deadline).await
-        };
+        let told = side.cluster.remove(removal, deadline).await;
         if self.was_told_by_us(&path) {
             // So may the kernel, by now.
             self.forget_names_in_kernel();

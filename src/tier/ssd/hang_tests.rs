@@ -190,15 +190,10 @@ fn a_disk_that_begins_to_hang_while_the_index_is_built_is_asked_for_one_zone_and
     assert_eq!((found.len(), summary.lost_zones), (60, 0));
 }
 
-#[test]
-fn a_start_asks_all_disks_at_once_what_is_in_their_zones() {
-    let (disks, config) = ([MemoryDisk::new(), MemoryDisk::new()], config(2, 8));
-    let (tier, _) = running(&disks, &config);
-    assert!((0..20_u8).all(|number| store(&tier, &[number], 1, 5000) == Stored::Yes));
-    drop(tier);
-    disks.iter().for_each(|disk| disk.hangs_in_zones.store(true, Ordering::Relaxed));
+/// A start on disks that hang, until all of them are asked.
+fn start_that_asks_all(disks: &[Arc<MemoryDisk>], config: &SsdConfig) -> SsdTier {
     std::thread::scope(|scope| {
-        let start = scope.spawn(|| tier_on(&disks, &config));
+        let start = scope.spawn(|| tier_on(disks, config));
         let given_up_at = Instant::now() + LIMIT;
         let are_asked = || disks.iter().all(|disk| !disk.held.lock().is_empty());
         while !are_asked() && Instant::now() < given_up_at {
@@ -208,25 +203,24 @@ fn a_start_asks_all_disks_at_once_what_is_in_their_zones() {
         disks.iter().for_each(|disk| disk.let_go());
         let tier = start.join().unwrap();
         assert!(are_asked, "one is asked when another has not answered in time");
-        assert_eq!(recover(&tier).0.len(), 20);
-    });
+        tier
+    })
+}
+
+#[test]
+fn a_start_asks_all_disks_at_once_what_is_in_their_zones() {
+    let (disks, config) = ([MemoryDisk::new(), MemoryDisk::new()], config(2, 8));
+    let (tier, _) = running(&disks, &config);
+    assert!((0..20_u8).all(|number| store(&tier, &[number], 1, 5000) == Stored::Yes));
+    drop(tier);
+    disks.iter().for_each(|disk| disk.hangs_in_zones.store(true, Ordering::Relaxed));
+    assert_eq!(recover(&start_that_asks_all(&disks, &config)).0.len(), 20);
 }
 
 #[test]
 fn a_start_asks_all_disks_at_once_what_they_are() {
     let disks = [MemoryDisk::new(), MemoryDisk::new()];
     disks.iter().for_each(|disk| disk.hangs.store(true, Ordering::Relaxed));
-    std::thread::scope(|scope| {
-        let start = scope.spawn(|| tier_on(&disks, &config(2, 8)));
-        let given_up_at = Instant::now() + LIMIT;
-        let are_asked = || disks.iter().all(|disk| !disk.held.lock().is_empty());
-        while !are_asked() && Instant::now() < given_up_at {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        let are_asked = are_asked();
-        disks.iter().for_each(|disk| disk.let_go());
-        let devices = start.join().unwrap().status().devices;
-        assert!(are_asked, "one is asked when another has not answered in time");
-        assert!(devices.len() == 2 && devices.iter().all(|device| device.trouble.is_none()), "{devices:?}");
-    });
+    let devices = start_that_asks_all(&disks, &config(2, 8)).status().devices;
+    assert!(devices.len() == 2 && devices.iter().all(|device| device.trouble.is_none()), "{devices:?}");
 }
