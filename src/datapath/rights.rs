@@ -32,10 +32,12 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Those of the thread that makes a request. One that this process cannot see has no further groups.
+    /// Those of the thread that makes a request. One that this process cannot see has no further groups; nor has root, which may all
+    /// without them.
     #[must_use]
     pub fn of_request(uid: u32, gid: u32, thread: ThreadId) -> Self {
-        Self { uid, gid, groups: supplementary_groups(thread) }
+        let groups = if uid == 0 { Vec::new() } else { supplementary_groups(thread) };
+        Self { uid, gid, groups }
     }
 
     /// Those of who makes a request. Looks into /proc, so it is not called under the lock.
