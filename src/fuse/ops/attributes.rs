@@ -38,7 +38,7 @@ pub(in crate::fuse) fn getattr(
     if fast_files::segment_of(number).is_some() {
         let found = fast_files::segment_attributes(&dispatcher.control, &dispatcher.datapath, number);
         return match found {
-            Some(attributes) => reply.attr(&Duration::ZERO, &attributes),
+            Some(attributes) => reply.attr(&Duration::MAX, &attributes),
             None => reply.error(Errno::ESTALE),
         };
     }

@@ -35,8 +35,10 @@ pub(in crate::fuse) fn lookup(
         let number = fast_files::segment(name.as_bytes());
         let found = number.and_then(|number| fast_files::segment_attributes(control, datapath, number));
         return match found {
-            // It may be given up at any time.
-            Some(attributes) => reply.entry(&Duration::ZERO, &attributes, Generation(0)),
+            // It may be given up at any time; its attributes are those of all segments, and whoever opens it would ask for them.
+            Some(attributes) => {
+                reply.entry_with_ttls(&Duration::MAX, &Duration::ZERO, &attributes, Generation(0));
+            }
             None => reply.error(Errno::ENOENT),
         };
     }
