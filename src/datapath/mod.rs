@@ -148,8 +148,8 @@ pub use domains::EvictionSettings;
 pub use elsewhere::{ClusterSide, MemberSide, News, Stream};
 pub use error::Error;
 pub use fastpath::{
-    AREA_MAX, BeginRequest, CREATES_MAX, FollowRequest, Followed, GetRequest, Located, REFERENCES_MAX,
-    ReadyRequest, RetiredSegments, Run, SealRequest, Session,
+    AREA_MAX, BeginRequest, CREATES_MAX, FollowRequest, Followed, GetRequest, Located, PutRequest,
+    REFERENCES_MAX, ReadyRequest, RetiredSegments, Run, SealRequest, Session,
 };
 pub use fate::Fate;
 pub use flush::CLOSE_WAIT;
@@ -162,7 +162,6 @@ pub use object::{Marks, Object, Phase, Place};
 pub use open::{OpenOptions, Opened};
 pub use recover::Recovered;
 pub use rights::Credentials;
-pub use room::Waits;
 pub use settings::{NamePredicate, Settings, SparePredicate, ThreadPredicate};
 pub use settle::Unsettled;
 pub use stat::{Kind, SpaceStat, Stat};

@@ -69,6 +69,15 @@ impl Datapath {
             .inspect_err(|_| self.telemetry.over_quota.increment())
     }
 
+    /// As [`Datapath::make_room_below`], for what is tried in another way when there is none: nobody is refused.
+    pub(super) fn look_for_room_below(
+        &self,
+        whole: ByteCount,
+        in_the_way: impl FnMut(&mut State) -> Option<QuotaInTheWay>,
+    ) -> Result<(), Error> {
+        self.evict_for_quota(whole, Loss::Accepted, in_the_way)
+    }
+
     /// The same, not counted as a refusal.
     fn evict_for_quota(
         &self,

@@ -35,15 +35,29 @@ const RETRY_MAX: u32 = 10;
 /// How often one request may still wait for room in vain: once for the headroom and once without it, as for one object. What
 /// others were about to give has come by then.
 #[derive(Debug)]
-pub struct Waits {
+pub(super) struct Waits {
     left: u32,
     /// Whether what was on its way to a disk did not get there in time.
     is_late: bool,
+    /// Whether nobody is told that there was no room: then it is not counted.
+    is_trial: bool,
 }
 
 impl Default for Waits {
     fn default() -> Self {
-        Self { left: 2, is_late: false }
+        Self { left: 2, is_late: false, is_trial: false }
+    }
+}
+
+impl Waits {
+    /// None, for what is tried in another way when there is no room.
+    pub(super) fn none() -> Self {
+        Self { left: 0, is_late: true, is_trial: true }
+    }
+
+    /// Whether nobody is told that there was no room.
+    pub(super) fn are_of_trial(&self) -> bool {
+        self.is_trial
     }
 }
 
@@ -93,7 +107,9 @@ impl Datapath {
                 if is_late || retries > RETRY_MAX || is_spent {
                     waits.left = waits.left.saturating_sub(1);
                     waits.is_late |= is_late;
-                    self.telemetry.no_room.increment();
+                    if !waits.is_trial {
+                        self.telemetry.no_room.increment();
+                    }
                     return Err(Error::NothingEvictable { needed: Some(needed) });
                 }
                 std::thread::sleep(RETRY_PAUSE);

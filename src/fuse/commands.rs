@@ -18,8 +18,8 @@ use tidefs_engine::types::{ByteCount, FileOffset, SegmentId, Version};
 use zerocopy::IntoBytes;
 
 use crate::datapath::{
-    AREA_MAX, BeginRequest, CREATES_MAX, Caller, Datapath, Error, GetRequest, Located, REFERENCES_MAX,
-    ReadyRequest, SealRequest, Session, Waits,
+    AREA_MAX, BeginRequest, CREATES_MAX, Caller, Datapath, Error, GetRequest, Located, PutRequest,
+    REFERENCES_MAX, ReadyRequest, SealRequest, Session,
 };
 use crate::namespace::Ino;
 
@@ -175,7 +175,10 @@ pub(super) fn carry_out(
             });
             datapath.prefetch(&below);
         }
-        Body::GetInto(requests) => get_each(datapath, session, caller, scope, requests, &mut results),
+        Body::GetInto(requests) => {
+            let counts = !request.flags.has(Flags::PROBE);
+            get_each(datapath, (session, counts), caller, scope, requests, &mut results);
+        }
         Body::PutFrom(requests) => {
             must_tell_names(datapath)?;
             put_each(datapath, session, caller, scope, requests, &mut results);
@@ -224,10 +227,10 @@ pub(super) fn carry_out(
     Ok(reply)
 }
 
-/// Copies parts of objects out.
+/// Copies parts of objects out. `counts`: each is a use.
 fn get_each<'a>(
     datapath: &Datapath,
-    session: &Session,
+    (session, counts): (&Session, bool),
     caller: &Caller,
     scope: Ino,
     requests: &Records<'a, Get<'a>>,
@@ -241,6 +244,7 @@ fn get_each<'a>(
             length: ByteCount(get.length),
             area: SegmentId(get.area),
             target: FileOffset(get.target),
+            counts,
         };
         let (found, copied) = if copies.may_have(request.length) {
             datapath.get_into(session, caller, scope, &request)
@@ -260,17 +264,14 @@ fn put_each<'a>(
     requests: &Records<'a, Put<'a>>,
     results: &mut Results<'_>,
 ) {
-    let (mut copies, mut waits) = (Copies::default(), Waits::default());
-    for put in requests.iter() {
-        let (size, mode) = (ByteCount(put.length), put.mode);
-        let request = BeginRequest { name: put.name.0, size, mode };
-        let source = (SegmentId(put.area), FileOffset(put.source));
-        results.put_outcome(if copies.may_have(size) {
-            datapath.put_from((session, &mut waits), caller, scope, &request, source)
-        } else {
-            Err(Located::TooMany)
-        });
-    }
+    let mut copies = Copies::default();
+    let requests = requests.iter().map(|put| {
+        let object = BeginRequest { name: put.name.0, size: ByteCount(put.length), mode: put.mode };
+        let (area, source) = (SegmentId(put.area), FileOffset(put.source));
+        let request = PutRequest { object, area, source };
+        if copies.may_have(object.size) { Ok(request) } else { Err(Located::TooMany) }
+    });
+    datapath.put_from(session, caller, scope, requests, |put| results.put_outcome(put));
 }
 
 /// Takes back what a request gave of which nobody learns: references, and what was begun.
@@ -302,10 +303,11 @@ fn must_tell_names(datapath: &Arc<Datapath>) -> Result<(), Error> {
 fn version(datapath: &Datapath) -> VersionReply {
     let mapping = if datapath.is_passthrough() { Features::MAPPING.0 } else { 0 };
     let create = if datapath.can_tell_names() { Features::CREATE.0 } else { 0 };
+    let always = Features(Features::FOLLOW.0 | Features::CLOCK.0 | Features::HERE.0 | Features::PROBE.0);
     VersionReply {
         oldest: ABI_VERSION.into(),
         newest: ABI_VERSION.into(),
-        features: (mapping | create | Features::FOLLOW.0 | Features::CLOCK.0 | Features::HERE.0).into(),
+        features: (mapping | create | always.0).into(),
         packed_max: datapath.packed_max().get().into(),
         area_max: AREA_MAX.get().into(),
         references_max: u32::try_from(REFERENCES_MAX).unwrap_or(u32::MAX).into(),

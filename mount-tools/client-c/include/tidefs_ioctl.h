@@ -18,7 +18,8 @@
 // AreaCall(super::AreaCall) in their place.
 #define TIDEFS_IOCTL_FLAG_IN_AREA 1
 
-// Flag of LOOKUP: only says what is there: takes no reference and counts no use.
+// Flag of LOOKUP: only says what is there: takes no reference and counts no use. Of GET_INTO: counts no use, since a look-up did. That
+// is known to a daemon that offers the feature of that name.
 #define TIDEFS_IOCTL_FLAG_PROBE 2
 
 // Flag of RELEASE: the objects were used since they were looked up.
@@ -45,6 +46,9 @@
 
 // Feature of a daemon: a LOOKUP may say that it is to wait for no other host.
 #define TIDEFS_IOCTL_FEATURE_HERE 16
+
+// Feature of a daemon: a GET_INTO may say that it counts no use.
+#define TIDEFS_IOCTL_FEATURE_PROBE 32
 
 // Mark of an entry that was found: for as long as the names clock does not change, it is what its name stands for.
 #define TIDEFS_IOCTL_ENTRY_LASTS 1

@@ -1,13 +1,14 @@
 //! Areas: segments that a client owns, for large batches and for bytes that are copied. And the files of segments, which
 //! clients open to map them.
 //!
-//! The daemon reads and writes an area through its file, never through a mapping: what the client changes meanwhile is
-//! other bytes, not other memory under a borrow.
+//! The daemon reads and writes an area through its file, and has the kernel copy between its mapping and segments; it never
+//! borrows from it: what the client changes meanwhile is other bytes, not other memory under a borrow.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
+use tidefs_engine::memory::Mapping;
 use tidefs_engine::types::{ByteCount, FileOffset, SegmentId, Version};
 
 use super::segments::{Shared, Use};
@@ -40,6 +41,16 @@ pub struct GetRequest<'n> {
     pub area: SegmentId,
     /// Where it goes there.
     pub target: FileOffset,
+    /// Whether it is a use: not after a look-up, which counted one.
+    pub counts: bool,
+}
+
+/// What keeps the bytes of an object while they are copied.
+enum Kept {
+    /// A reference of the session, the first of its batch.
+    Used(u64),
+    /// One of nobody's, to what lies in a segment.
+    Held(Option<Slot>),
 }
 
 impl Session {
@@ -70,23 +81,24 @@ impl Datapath {
         if !self.fast.segments.lock().count_area(uid, length, self.settings.capacity) {
             return Err(Error::Invalid("areas have as many bytes as they may"));
         }
-        let (segment, file) = self.make_area(length).inspect_err(|_| {
+        let (segment, file, memory) = self.make_area(length).inspect_err(|_| {
             self.fast.segments.lock().uncount_area(uid, length);
         })?;
         let purpose = Use::Area { uid, length };
         self.fast.segments.lock().known.insert(segment, Shared::written(purpose, None, length));
-        let area = Area { file: Arc::new(file), length };
+        let area = Area { file: Arc::new(file), memory: Arc::new(memory), length };
         session.holdings.lock().areas.insert(segment, area);
         Ok((segment, length))
     }
 
-    fn make_area(&self, length: ByteCount) -> Result<(SegmentId, File), Error> {
+    fn make_area(&self, length: ByteCount) -> Result<(SegmentId, File, Mapping), Error> {
         let (segment, file) = self.tier.create_segment()?;
         let made = self
             .reserve_beside_headroom(&mut Waits::default(), &file, length, Slot::ROOT)
-            .and_then(|()| file.set_len(length.get()).map_err(Error::io("ftruncate of an area")));
+            .and_then(|()| file.set_len(length.get()).map_err(Error::io("ftruncate of an area")))
+            .and_then(|()| Mapping::new(&file, length).map_err(Error::io("mmap of an area")));
         match made {
-            Ok(()) => Ok((segment, file)),
+            Ok(memory) => Ok((segment, file, memory)),
             Err(error) => {
                 self.free_place(Place::Solo(segment));
                 Err(error)
@@ -177,15 +189,11 @@ impl Datapath {
             return (Located::Invalid, ByteCount::ZERO);
         };
         // What is told of an object is told of the bytes that were copied: they are of one version.
-        let look = || self.copy_out(session, caller, scope, request, count).transpose();
+        let look = || self.copy_out((session, caller, scope), request, &area, count).transpose();
         let Some(found) = (0..LOOKS_MAX).find_map(|_| look()) else {
             return (Located::AskByFile, ByteCount::ZERO);
         };
-        let written = found.and_then(|(located, bytes)| {
-            area.file.write_all_at(&bytes, request.target.0).map_err(Error::io("write of an area"))?;
-            Ok((located, ByteCount(bytes.len() as u64)))
-        });
-        match written {
+        match found {
             Ok((located, copied)) => {
                 self.telemetry.copied_bytes.add(copied.get());
                 (located, copied)
@@ -194,19 +202,24 @@ impl Datapath {
         }
     }
 
-    /// What a name stands for, and up to `count` bytes of it. `None` when that changed meanwhile.
+    /// What a name stands for, of which up to `count` bytes are copied into the area; how many those were. `None` when it
+    /// changed meanwhile.
     fn copy_out(
         &self,
-        session: &Session,
-        caller: &Caller,
-        scope: Ino,
+        (session, caller, scope): (&Session, &Caller, Ino),
         request: &GetRequest<'_>,
+        area: &Area,
         count: usize,
-    ) -> Result<Option<(Located, Vec<u8>)>, Error> {
-        let mut located = Located::Absent;
-        // A reference keeps the bytes of a solo object while they are copied.
-        let names = std::iter::once(request.name);
-        let reference = self.locate(session, caller, scope, names, false, |found| located = found);
+    ) -> Result<Option<(Located, ByteCount)>, Error> {
+        let (located, kept) = if request.counts {
+            let mut located = Located::Absent;
+            let names = std::iter::once(request.name);
+            let first = self.locate(session, caller, scope, names, false, |found| located = found);
+            (located, Kept::Used(first))
+        } else {
+            let (located, held) = self.hold(session, scope, request.name);
+            (located, Kept::Held(held))
+        };
         // No longer than what there is to copy, however much is asked for.
         let left = match located {
             Located::Here { length, .. } | Located::Packed { length, .. } => {
@@ -214,19 +227,32 @@ impl Datapath {
             }
             _ => 0,
         };
-        let mut buffer = vec![0; usize::try_from(left).map_or(count, |left| left.min(count))];
+        let count = usize::try_from(left).map_or(count, |left| left.min(count));
+        // It lies in the area, whose length is that of a mapping.
+        let target = usize::try_from(request.target.0).unwrap_or(usize::MAX);
         let copied = match located {
-            Located::Here { segment, .. } => self.copy_solo(segment, request.offset, &mut buffer).map(Some),
+            Located::Here { segment, .. } => {
+                self.tier.open_segment(segment).map_err(Error::from).and_then(|file| {
+                    let copied = area.memory.copy_from_file(target, count, &file, request.offset.0);
+                    copied.map(Some).map_err(Error::io("copy into an area"))
+                })
+            }
             Located::Packed { version, length } => {
-                self.copy_packed(session, scope, request, (version, length), &mut buffer)
+                let mut buffer = vec![0; count];
+                let read = self.read_packed(session, scope, request, (version, length), &mut buffer);
+                read.and_then(|read| {
+                    let write =
+                        |count| area.file.write_all_at(&buffer[..count], request.target.0).map(|()| count);
+                    read.map(write).transpose().map_err(Error::io("write of an area"))
+                })
             }
             _ => Ok(Some(0)),
         };
-        self.give_back(session, std::iter::once((reference, 1)));
-        Ok(copied?.map(|copied| {
-            buffer.truncate(copied);
-            (located, buffer)
-        }))
+        match kept {
+            Kept::Used(first) => self.give_back(session, std::iter::once((first, 1))),
+            Kept::Held(held) => self.drop_references(held.as_slice()),
+        }
+        Ok(copied?.map(|copied| (located, ByteCount(copied as u64))))
     }
 
     fn copy_solo(&self, segment: SegmentId, offset: FileOffset, buffer: &mut [u8]) -> Result<usize, Error> {
@@ -245,7 +271,7 @@ impl Datapath {
 
     /// The bytes of a packed object, under the lock, so that it is not moved meanwhile. `None` when it is not the version, of the
     /// length, that was found there.
-    fn copy_packed(
+    fn read_packed(
         &self,
         session: &Session,
         scope: Ino,

@@ -104,6 +104,28 @@ impl Datapath {
         first
     }
 
+    /// What a name stands for, and the object in a segment that keeps its bytes until [`Datapath::drop_references`], on nobody's account.
+    /// Counts nothing.
+    pub(super) fn hold(&self, session: &Session, scope: Ino, name: &[u8]) -> (Located, Option<Slot>) {
+        let mut state = self.lock();
+        let mut walk = Walk::new(&state, session.credentials(), scope);
+        let (found, located) = self.find(&mut state, &mut walk, name, None);
+        let (Some(Spot { slot, .. }), Located::Here { .. }) = (found, located) else {
+            return (located, None);
+        };
+        let is_readmitted = state.readmit(slot);
+        let held = state.object_mut(slot).and_then(|object| {
+            object.references = object.references.checked_add(1)?;
+            Some(slot)
+        });
+        let ino = state.tree.ino(slot);
+        drop(state);
+        if is_readmitted {
+            self.settle_quota(ino);
+        }
+        if held.is_some() { (located, held) } else { (Located::AskByFile, None) }
+    }
+
     /// How many names are there, from the first on. Takes no reference and counts no use.
     pub fn run_length<'n>(
         &self,

@@ -47,7 +47,7 @@ pub use self::ready::{FollowRequest, Followed, ReadyRequest};
 pub use self::sealing::SealRequest;
 pub use self::segments::RetiredSegments;
 pub use self::session::{CREATES_MAX, REFERENCES_MAX, Session};
-pub use self::store::BeginRequest;
+pub use self::store::{BeginRequest, PutRequest};
 
 use self::absences::Absences;
 use self::pool::Pool;

@@ -18,8 +18,10 @@ use crate::namespace::Ino;
 /// Segments that are no more whose numbers are kept for clients that ask.
 const RETIRED_KEPT: usize = 1 << 16;
 
-/// Part of the capacity that areas may have together; a user other than root may have half of that.
+/// Part of the capacity that areas may have together, and how many there may be, each a mapping of the daemon, of which Linux lets a
+/// process have 65,530 by default; a user other than root may have half of both.
 const AREAS_SHARE: u64 = 16;
+const AREAS_COUNT_MAX: u64 = 8192;
 
 /// Segments that were lent to disks are looked through for those that are given back when there are so many.
 const LENT_KEPT: usize = 256;
@@ -69,8 +71,8 @@ pub(in crate::datapath) struct Segments {
     pub(super) pool: Pool,
     /// The mappings that disks are written from, of whatever segment: it is not cut while one lives.
     lent: HashMap<SegmentId, Vec<Weak<Mapping>>>,
-    /// Bytes of the areas of each user.
-    areas: HashMap<u32, ByteCount>,
+    /// Bytes of the areas of each user, and how many there are.
+    areas: HashMap<u32, (ByteCount, u64)>,
     retired: VecDeque<SegmentId>,
     /// How many were ever retired: the number of the next one.
     retired_total: u64,
@@ -116,21 +118,28 @@ impl Segments {
     /// Counts an area of a user, if there may be one more: nothing evicts areas, whoever may write nowhere may have some, and
     /// they are not to take the room of objects.
     pub(super) fn count_area(&mut self, uid: u32, length: ByteCount, capacity: ByteCount) -> bool {
-        let all = self.areas.values().fold(length, |sum, bytes| sum.saturating_add(*bytes));
-        let own = self.areas.get(&uid).copied().unwrap_or_default().saturating_add(length);
-        let own_max = capacity.get() / if uid == 0 { AREAS_SHARE } else { AREAS_SHARE * 2 };
-        if all.get() > capacity.get() / AREAS_SHARE || own.get() > own_max {
-            return false;
+        let add =
+            |sum: (ByteCount, u64), more: (ByteCount, u64)| (sum.0.saturating_add(more.0), sum.1 + more.1);
+        let one = (length, 1);
+        let all = self.areas.values().fold(one, |sum, areas| add(sum, *areas));
+        let own = add(self.areas.get(&uid).copied().unwrap_or_default(), one);
+        let (bytes_max, count_max) = (capacity.get() / AREAS_SHARE, AREAS_COUNT_MAX);
+        let part = if uid == 0 { 1 } else { 2 };
+        let may_be =
+            |areas: (ByteCount, u64), part| areas.0.get() <= bytes_max / part && areas.1 <= count_max / part;
+        let fits = may_be(all, 1) && may_be(own, part);
+        if fits {
+            self.areas.insert(uid, own);
         }
-        self.areas.insert(uid, own);
-        true
+        fits
     }
 
     /// An area is given back.
     pub(super) fn uncount_area(&mut self, uid: u32, length: ByteCount) {
-        if let Some(bytes) = self.areas.get_mut(&uid) {
+        if let Some((bytes, count)) = self.areas.get_mut(&uid) {
             *bytes = bytes.saturating_sub(length);
-            if *bytes == ByteCount::ZERO {
+            *count -= 1;
+            if *count == 0 {
                 self.areas.remove(&uid);
             }
         }
@@ -306,6 +315,22 @@ impl Datapath {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn areas_are_bounded_by_bytes_and_by_number_and_other_users_have_half() {
+        let mut segments = Segments::new(Pool::new(ByteCount::mib(1)));
+        let page = ByteCount(4096);
+        let mut count = |uid: u32, capacity| {
+            (0..=AREAS_COUNT_MAX).take_while(|_| segments.count_area(uid, page, capacity)).count() as u64
+        };
+        assert_eq!(count(7, ByteCount::mib(1)), 8, "half of a sixteenth");
+        assert_eq!(count(7, ByteCount::gib(64)), AREAS_COUNT_MAX / 2 - 8);
+        assert_eq!(count(0, ByteCount::gib(64)), AREAS_COUNT_MAX / 2, "what is left");
+        segments.uncount_area(7, page);
+        assert!(segments.count_area(0, page, ByteCount::gib(64)), "one was given back");
+        (1..AREAS_COUNT_MAX / 2).for_each(|_| segments.uncount_area(7, page));
+        assert!(!segments.areas.contains_key(&7));
+    }
 
     #[test]
     fn who_asks_too_late_is_told_of_how_many_segments_the_numbers_are_forgotten() {

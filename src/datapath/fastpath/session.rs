@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hashbrown::HashMap;
 use parking_lot::Mutex;
+use tidefs_engine::memory::Mapping;
 use tidefs_engine::types::{ByteCount, SegmentId};
 
 use super::batch::Batch;
@@ -45,6 +46,8 @@ pub(super) struct Begun {
 #[derive(Clone, Debug)]
 pub(super) struct Area {
     pub(super) file: Arc<File>,
+    /// The same memory, for the kernel to copy from and into. Its client writes there whenever it likes, so no part is borrowed.
+    pub(super) memory: Arc<Mapping>,
     pub(super) length: ByteCount,
 }
 
@@ -205,7 +208,8 @@ impl Datapath {
         areas.into_keys().for_each(|segment| self.free_area(segment));
     }
 
-    fn drop_references(&self, slots: &[Slot]) {
+    /// Ends references, which no session has any more.
+    pub(super) fn drop_references(&self, slots: &[Slot]) {
         for some in slots.chunks(LOCKED_AT_ONCE) {
             let mut afterwards = Afterwards::default();
             {

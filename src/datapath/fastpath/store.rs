@@ -2,7 +2,6 @@
 //! of bytes in an area.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use tidefs_engine::types::{ByteCount, FileOffset, SegmentId, Version};
@@ -11,16 +10,13 @@ use super::pool::Shape;
 use super::segments::{Shared, Use};
 use super::session::{Begun, CREATES_MAX};
 use super::walk::Walk;
-use super::{Located, Session};
+use super::{LOCKED_AT_ONCE, Located, Session};
 use crate::datapath::room::{Waits, footprint};
 use crate::datapath::{Caller, Datapath, Error, Marks, Object, Place, State};
 use crate::namespace::{Attributes, Body, Ino, Name, RESERVED_AT_ROOT, Slot};
 
 /// How often a begin looks for a segment to use again before it makes one.
 const EVICTIONS_FOR_REUSE: usize = 4;
-
-/// Bytes that are copied through the daemon at once.
-const COPIED_AT_ONCE: u64 = 1 << 20;
 
 /// An object to begin.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +27,17 @@ pub struct BeginRequest<'n> {
     pub size: ByteCount,
     /// Permissions.
     pub mode: u32,
+}
+
+/// An object to make of bytes in an area.
+#[derive(Clone, Copy, Debug)]
+pub struct PutRequest<'n> {
+    /// What is made.
+    pub object: BeginRequest<'n>,
+    /// The area.
+    pub area: SegmentId,
+    /// Where its bytes start there.
+    pub source: FileOffset,
 }
 
 /// Where a new object goes.
@@ -92,7 +99,7 @@ impl Datapath {
         let target = self.target_of(&self.lock(), session, scope, request)?;
         let failed = |error: Error| Located::of(&error);
         // Before it has pages: what leaves for its quota leaves them to it.
-        self.make_room_for_begun(&target, size, |_| ()).map_err(failed)?;
+        self.make_room_for_begun(waits, &target, size, |_| ()).map_err(failed)?;
         let (segment, file) = self.segment_for(waits, &target, size).map_err(failed)?;
         let made = || -> Result<Slot, Error> {
             if file.metadata().map_err(Error::io("stat of a segment"))?.len() != size.get() {
@@ -100,7 +107,7 @@ impl Datapath {
             }
             let mut begun = None;
             // Others may have taken the room meanwhile.
-            self.make_room_for_begun(&target, size, |state| {
+            self.make_room_for_begun(waits, &target, size, |state| {
                 begun = Some(self.enter_begun(state, &target, (segment, &file), size));
             })?;
             begun.ok_or(Error::Stale)
@@ -120,12 +127,13 @@ impl Datapath {
     /// does `enter` as soon as there is, before anybody else takes it; not at all when its directory was removed.
     fn make_room_for_begun(
         &self,
+        waits: &Waits,
         target: &Target,
         size: ByteCount,
         mut enter: impl FnMut(&mut State),
     ) -> Result<(), Error> {
         let whole = footprint(size);
-        self.make_room_below(whole, |state| {
+        let in_the_way = |state: &mut State| {
             let parent = state.living_directory(target.parent_ino).ok()?;
             let more = whole.saturating_sub(state.counted_for_begun(parent, &target.name));
             let in_the_way = state.quota_in_the_way(parent, more, None);
@@ -133,7 +141,12 @@ impl Datapath {
                 enter(state);
             }
             in_the_way
-        })
+        };
+        if waits.are_of_trial() {
+            self.look_for_room_below(whole, in_the_way)
+        } else {
+            self.make_room_below(whole, in_the_way)
+        }
     }
 
     /// Enters an object that is begun into the tables, and into the quotas above it.
@@ -247,42 +260,66 @@ impl Datapath {
         self.reserve_within(waits, file, ByteCount::ZERO, pages, directory)
     }
 
-    /// Makes an object of bytes in an area of the session. `waits`: those that are left to the request that asks for it.
-    pub fn put_from(
+    /// Makes objects of bytes in areas of the session; of one that is not to be tried the request says why. `tell` is called once
+    /// for each, in order. They are published together, but for what may not be kept from being evicted at once.
+    pub fn put_from<'n>(
         &self,
-        (session, waits): (&Session, &mut Waits),
+        session: &Session,
         caller: &Caller,
         scope: Ino,
-        request: &BeginRequest<'_>,
-        (area, source): (SegmentId, FileOffset),
-    ) -> Result<Version, Located> {
-        let area = session.area(area).ok_or(Located::Invalid)?;
-        let end = source.0.checked_add(request.size.get()).ok_or(Located::Invalid)?;
+        requests: impl Iterator<Item = Result<PutRequest<'n>, Located>>,
+        mut tell: impl FnMut(Result<Version, Located>),
+    ) {
+        let (mut waits, mut prepared, mut bytes) = (Waits::default(), Vec::new(), ByteCount::ZERO);
+        for request in requests {
+            let copy_in =
+                |waits: &mut Waits| request.and_then(|request| self.copy_in(session, waits, scope, &request));
+            let is_full = prepared.len() == LOCKED_AT_ONCE || bytes >= self.kept_back_max();
+            let tried = (bytes > ByteCount::ZERO && !is_full).then(|| copy_in(&mut Waits::none()));
+            let begun = match tried {
+                Some(begun) if !matches!(begun, Err(Located::NoRoom | Located::OverQuota)) => begun,
+                // Those that were prepared before it make place for it when they are published.
+                _ => {
+                    let published = self.publish_all(session, caller, std::mem::take(&mut prepared));
+                    published.into_iter().for_each(&mut tell);
+                    bytes = ByteCount::ZERO;
+                    copy_in(&mut waits)
+                }
+            };
+            bytes = begun.as_ref().map_or(bytes, |begun| bytes.saturating_add(begun.size));
+            prepared.push(begun);
+        }
+        self.publish_all(session, caller, prepared).into_iter().for_each(tell);
+    }
+
+    /// Begins an object and copies its bytes into it.
+    fn copy_in(
+        &self,
+        session: &Session,
+        waits: &mut Waits,
+        scope: Ino,
+        request: &PutRequest<'_>,
+    ) -> Result<Begun, Located> {
+        let PutRequest { object, area, source } = request;
+        let area = session.area(*area).ok_or(Located::Invalid)?;
+        let end = source.0.checked_add(object.size.get()).ok_or(Located::Invalid)?;
         if end > area.length.get() {
             return Err(Located::Invalid);
         }
-        let begun = self.begin_one(session, waits, scope, request)?;
+        let begun = self.begin_one(session, waits, scope, object)?;
         self.fast.segments.lock().end_writes(begun.segment);
-        let mut buffer = vec![0; usize::try_from(request.size.get().min(COPIED_AT_ONCE)).unwrap_or(0)];
-        let copied = (|| {
-            let mut done = 0;
-            while done < request.size.get() {
-                let count = usize::try_from(request.size.get() - done)
-                    .map_or(buffer.len(), |left| left.min(buffer.len()));
-                area.file.read_exact_at(&mut buffer[..count], source.0 + done)?;
-                begun.file.write_all_at(&buffer[..count], done)?;
-                done += count as u64;
-            }
-            Ok(())
-        })();
+        // Both lie in the area, whose length is that of a mapping.
+        let (start, length) = (usize::try_from(source.0), usize::try_from(object.size.get()));
+        let (start, length) = (start.unwrap_or(usize::MAX), length.unwrap_or(usize::MAX));
+        let copied = area.memory.copy_to_file(start, length, &begun.file, 0);
         let claimed = copied
             .map_err(Error::io("copy out of an area"))
-            .and_then(|()| self.claim_all(begun.slot, request.size));
+            .and_then(|()| self.claim_all(begun.slot, object.size));
         if let Err(error) = claimed {
             self.give_up(&begun);
             return Err(Located::of(&error));
         }
-        self.telemetry.copied_bytes.add(request.size.get());
-        self.publish_all(session, caller, vec![Ok(begun)]).pop().unwrap_or(Err(Located::Failed))
+        self.telemetry.copied_bytes.add(object.size.get());
+        Ok(begun)
     }
 }

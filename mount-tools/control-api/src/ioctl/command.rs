@@ -77,12 +77,12 @@ impl Command {
         match self {
             Self::Lookup => Flags(Flags::IN_AREA.0 | Flags::PROBE.0 | Flags::HERE.0),
             Self::Release => Flags(Flags::IN_AREA.0 | Flags::USED.0),
+            Self::GetInto => Flags(Flags::IN_AREA.0 | Flags::PROBE.0),
             Self::Prefix
             | Self::Create
             | Self::Seal
             | Self::Abort
             | Self::Prefetch
-            | Self::GetInto
             | Self::PutFrom
             | Self::Ready
             | Self::Pin => Flags::IN_AREA,
@@ -119,7 +119,8 @@ pub fn request_number(command: Command, length: usize) -> u32 {
 /// [`AreaCall`](super::AreaCall) in their place.
 pub const FLAG_IN_AREA: u16 = 1;
 
-/// Flag of LOOKUP: only says what is there: takes no reference and counts no use.
+/// Flag of LOOKUP: only says what is there: takes no reference and counts no use. Of GET_INTO: counts no use, since a look-up did. That
+/// is known to a daemon that offers the feature of that name.
 pub const FLAG_PROBE: u16 = 2;
 
 /// Flag of RELEASE: the objects were used since they were looked up.

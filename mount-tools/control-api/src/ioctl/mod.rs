@@ -36,7 +36,8 @@ pub use self::records::{
     Create, Follow, Get, Name, PIN_HARD, PIN_NONE, PIN_SOFT, Pin, Put, Range, Ready, Record, Records, Seal,
 };
 pub use self::status::{
-    FEATURE_CLOCK, FEATURE_CREATE, FEATURE_FOLLOW, FEATURE_HERE, FEATURE_MAPPING, Features, Status,
+    FEATURE_CLOCK, FEATURE_CREATE, FEATURE_FOLLOW, FEATURE_HERE, FEATURE_MAPPING, FEATURE_PROBE, Features,
+    Status,
 };
 
 /// The version of these structures.

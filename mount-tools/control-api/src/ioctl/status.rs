@@ -72,6 +72,9 @@ pub const FEATURE_CLOCK: u32 = 8;
 /// Feature of a daemon: a LOOKUP may say that it is to wait for no other host.
 pub const FEATURE_HERE: u32 = 16;
 
+/// Feature of a daemon: a GET_INTO may say that it counts no use.
+pub const FEATURE_PROBE: u32 = 32;
+
 /// What a daemon offers beyond the commands that only look: a set of bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features(pub u32);
@@ -87,6 +90,8 @@ impl Features {
     pub const CLOCK: Self = Self(FEATURE_CLOCK);
     /// [`FEATURE_HERE`].
     pub const HERE: Self = Self(FEATURE_HERE);
+    /// [`FEATURE_PROBE`].
+    pub const PROBE: Self = Self(FEATURE_PROBE);
 
     /// Whether all of `features` are offered.
     #[must_use]
