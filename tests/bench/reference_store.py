@@ -10,8 +10,7 @@ from and into a buffer that is registered. tidefs is two daemons of `tidefs clus
 temporary file that is renamed), a get reads on the second host what the first one wrote, which it does not have.
 Existence is of 500 names at once: theirs by `batch_is_exist`, ours by `Cache.prefix`, on names of the other host. Each
 round starts one system alone, since threads of an idle one may spin, and moves everything twice before what is counted.
-Rounds alternate; medians are compared. Needs root, a release build, and the Python package in target/wheels
-(mount-tools/client-python/build.sh).
+Rounds alternate; medians are compared. Needs root and a release build; the Python package it builds.
 """
 
 import argparse
@@ -38,17 +37,19 @@ SYSTEMS = ("reference", "tidefs")
 
 
 def prepare():
-    """Goes on in the virtual environment, which is made when it is missing."""
+    """Goes on in the virtual environment, made when it is missing, with the Python package of this checkout, optimised."""
     if pathlib.Path(sys.prefix) == WORK / "venv":
         return
+    pip = [PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     if not PYTHON.exists():
         print(f"installing mooncake-transfer-engine-non-cuda into {WORK}/venv", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", WORK / "venv"], check=True)
-        wheels = [str(wheel) for wheel in (ROOT / "target" / "wheels").glob("tidefs-*.whl")]
-        if not wheels:
-            sys.exit("no Python package in target/wheels: mount-tools/client-python/build.sh PYTHON target/wheels")
-        pip = [PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, "mooncake-transfer-engine-non-cuda", "numpy", *wheels], check=True)
+    subprocess.run([*pip, "mooncake-transfer-engine-non-cuda", "numpy", "maturin"], check=True)
+    print("building the Python package", file=sys.stderr)
+    build = [ROOT / "mount-tools/client-python/build.sh", PYTHON, WORK / "wheels", "--release"]
+    subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
+    wheels = list((WORK / "wheels").glob("tidefs-*.whl"))
+    subprocess.run([*pip, "--force-reinstall", "--no-deps", *wheels], check=True)
     os.execv(PYTHON, [PYTHON, *sys.argv])
 
 
