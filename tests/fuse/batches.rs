@@ -166,6 +166,8 @@ fn of_a_key_and_one_below_it_the_first_one_is_stored(mode: Mode) {
     for (keys, failure) in [
         (["a/b", "a/b/c", "a/other"], libc::ENOTDIR),
         (["x/b/c/d", "x/b", "x/other"], libc::EISDIR),
+        // The directory above them is there by now.
+        (["x/n/c", "x/n", "x/more"], libc::EISDIR),
         (["deep", "deep/er/still", "other"], libc::ENOTDIR),
     ] {
         let objects = keys.map(|key| (key.to_owned(), vec![7; 40_000]));

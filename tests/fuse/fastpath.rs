@@ -11,6 +11,7 @@ use tidefs_client::{Cache, View};
 use crate::common::modes::in_fast_modes;
 use crate::common::{Mode, Mount, pattern, wait};
 use crate::fixture::{MIB, SIZES, kv, kv_with, offset, publish, publish_object};
+use crate::ioctl::metric;
 
 in_fast_modes!(
     what_is_put_is_there_for_the_library_and_for_files,
@@ -213,12 +214,6 @@ fn a_cache_that_is_written_four_times_over_never_refuses_and_never_passes_its_ca
         assert!(reused, "segments are used again");
         assert!(cache.mapped_segments() < 150, "{} segments are mapped", cache.mapped_segments());
     }
-}
-
-fn metric(mount: &Mount, name: &str) -> u64 {
-    let text = fs::read_to_string(mount.join(".tidefs/metrics")).expect("the metrics");
-    let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
-    value.expect("the metric is there")
 }
 
 fn a_writer_that_is_dropped_leaves_nothing(mode: Mode) {

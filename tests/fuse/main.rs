@@ -37,6 +37,7 @@ mod quota;
 
 // The fast path: the client library, and its ioctls byte by byte.
 mod batches;
+mod copied;
 mod fastpath;
 mod follow;
 mod ioctl;

@@ -1,6 +1,7 @@
-//! The request area: a segment of this session's own, for batches that do not fit into one ioctl and for copies.
+//! Areas: segments of this session's own. One is for batches that do not fit into one ioctl, and for views of small objects; one for
+//! objects that are copied in and out, so that nobody who looks something up waits for who stores.
 
-use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use parking_lot::{MappedMutexGuard, MutexGuard};
 use tidefs_control_api::ioctl::{
@@ -12,14 +13,35 @@ use crate::Error;
 use crate::memory::Mapping;
 use crate::session::Session;
 
-/// Bytes of the area: records in its first half, results in the second.
+/// Bytes of the area for requests: records in its first half, results in the second.
 pub(crate) const AREA_BYTES: usize = 4 << 20;
+
+/// Bytes of the area for copies.
+pub(crate) const COPY_BYTES: usize = 1 << 20;
+
+/// How long one that was refused is not asked for again by who can do without.
+const REFUSED_FOR: Duration = Duration::from_secs(1);
 
 /// A segment of one's own.
 #[derive(Debug)]
 pub(crate) struct Area {
     pub(crate) segment: u64,
-    pub(crate) mapping: Arc<Mapping>,
+    pub(crate) mapping: Mapping,
+}
+
+/// The area for copies, which is made when something is to be copied for the second time: many programs store or read one object and
+/// end.
+#[derive(Debug, Default)]
+pub(crate) struct CopyArea {
+    area: Option<Area>,
+    is_wanted: bool,
+    refused_at: Option<Instant>,
+}
+
+impl CopyArea {
+    pub(crate) fn take(&mut self) -> Option<Area> {
+        self.area.take()
+    }
 }
 
 impl Session {
@@ -31,22 +53,39 @@ impl Session {
         }
         let mut area = if may_wait { self.area.lock() } else { self.area.try_lock()? };
         if area.is_none() {
-            *area = self.register().ok();
+            *area = self.register(AREA_BYTES).ok();
         }
         MutexGuard::try_map(area, Option::as_mut).ok()
     }
 
-    fn register(&self) -> Result<Area, Error> {
-        let request = Encoder::new(Flags::NONE, AREA_BYTES as u64, 0);
+    /// The area for copies, for who can do without it. `None` while another thread has it, and when it was refused a moment ago.
+    pub(crate) fn copy_area(&self) -> Option<MappedMutexGuard<'_, Area>> {
+        if self.is_inherited() {
+            return None;
+        }
+        let mut copies = self.copies.try_lock()?;
+        if copies.area.is_none() {
+            let is_first = !std::mem::replace(&mut copies.is_wanted, true);
+            if is_first || copies.refused_at.is_some_and(|refused_at| refused_at.elapsed() < REFUSED_FOR) {
+                return None;
+            }
+            copies.area = self.register(COPY_BYTES).ok();
+            copies.refused_at = copies.area.is_none().then(Instant::now);
+        }
+        MutexGuard::try_map(copies, |copies| copies.area.as_mut()).ok()
+    }
+
+    fn register(&self, wanted: usize) -> Result<Area, Error> {
+        let request = Encoder::new(Flags::NONE, wanted as u64, 0);
         let reply = self.call(Command::Register, request, HEADER_BYTES + size_of::<AreaGrant>())?;
         let bytes = reply.get(HEADER_BYTES..).ok_or(Error::BadReply)?;
         let grant = AreaGrant::read_from_prefix(bytes).map_err(|_| Error::BadReply)?.0;
         let segment = grant.segment.get();
-        match self.segments.get(segment, AREA_BYTES, self.may_write) {
+        match self.segments.map_apart(segment, wanted, self.may_write) {
             Ok(mapping) => Ok(Area { segment, mapping }),
             Err(error) => {
                 self.unregister(segment);
-                Err(Error::io("map the request area")(error))
+                Err(Error::io("map an area")(error))
             }
         }
     }

@@ -11,7 +11,7 @@ use crate::batch::{self, Answer};
 use crate::file::Files;
 use crate::sessions::{Opened, Sessions};
 use crate::statistics::Counters;
-use crate::{Error, Registration, Statistics, View, file};
+use crate::{Error, Registration, Statistics, View};
 
 /// How long [`Cache::wait_ready`] and [`Cache::wait_range`] pause at first and at most between two looks.
 pub(crate) const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(5));
@@ -124,28 +124,6 @@ impl Cache {
         let Some(views) = known.collect::<Option<Vec<_>>>() else { return Ok(None) };
         self.counters.count(views.iter().flatten());
         Ok(Some(views))
-    }
-
-    /// Copies the first bytes of an object into `target`, as many as fit. Returns the length of the object; `None` is a miss.
-    ///
-    /// # Errors
-    /// As [`Cache::get`].
-    pub fn get_into(&self, key: impl AsRef<[u8]>, target: &mut [u8]) -> Result<Option<usize>, Error> {
-        let key = file::check(key.as_ref())?;
-        if let Some(opened) = self.opened()
-            && let Ok(mut answers) = self.ask(&opened, &[Name(key)], true)
-        {
-            match answers.pop() {
-                Some(Answer::View(view)) => {
-                    let count = view.len().min(target.len());
-                    target[..count].copy_from_slice(&view[..count]);
-                    return Ok(Some(view.len()));
-                }
-                Some(Answer::Absent) if !self.has_moved(&opened) => return Ok(None),
-                Some(Answer::Absent | Answer::ByFile | Answer::Loadable) | None => {}
-            }
-        }
-        self.files.read_into(key, target)
     }
 
     /// How many of the keys, from the first on, are there: the longest prefix of a chain that the cache has.

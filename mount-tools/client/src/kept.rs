@@ -168,7 +168,7 @@ impl Kept {
         match &mut *store {
             Some(store) => store.bound(bytes_max, &mut ended),
             None if bytes_max > 0 => {
-                let clock = session.segments.map_clock(session.facts.clock.get(), CLOCK_BYTES)?;
+                let clock = session.segments.map_apart(session.facts.clock.get(), CLOCK_BYTES, false)?;
                 // There is none yet: both are made once, under the lock.
                 let _ = self.sweeper.set(Sweeper::start(&self.store, session)?);
                 *store = Some(Store::new(clock));

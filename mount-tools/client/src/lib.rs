@@ -38,13 +38,16 @@ mod statistics;
 // Finding objects, looking at their bytes, and having them stay.
 mod batch;
 mod follow;
+mod get_into;
 mod kept;
 mod lookup;
 mod pin;
 mod view;
 
 // Storing objects.
+mod copied;
 mod create;
+mod directories;
 mod put;
 mod writer;
 

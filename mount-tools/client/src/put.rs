@@ -6,6 +6,7 @@
 
 use std::collections::HashSet;
 
+use crate::copied::Copied;
 use crate::create::Begun;
 use crate::{Cache, Error, writer};
 
@@ -72,35 +73,58 @@ impl Cache {
         Ok(failures)
     }
 
-    /// How many of the objects, from the first on, are stored at once. No two of one key are: what is stored by file is there before
-    /// what is sealed. Nor is any whose key is below that of an earlier one: its directory would be made before that one is sealed,
-    /// and take its place.
+    /// How many of the objects, from the first on, are stored at once. No two of one key are: they are not stored one after the
+    /// other. Nor is any whose key is above or below that of an earlier one: the directory that one of them needs would take the
+    /// place of the other.
     fn round<K: AsRef<[u8]>>(&self, objects: &[(K, &[u8])]) -> usize {
         let bytes_max = self.sessions.live().map_or(0, |opened| opened.session.kept_back_max());
-        let (mut bytes, mut keys) = (0_usize, HashSet::new());
+        let (mut bytes, mut keys, mut above) = (0_usize, HashSet::new(), HashSet::new());
         let mut count = 0;
         for (key, object) in objects.iter().take(ROUND_MAX) {
             let key = key.as_ref();
             bytes = bytes.saturating_add(object.len());
             let is_below_another = directories_of(key).any(|directory| keys.contains(directory));
-            if bytes > bytes_max || is_below_another || !keys.insert(key) {
+            if bytes > bytes_max || is_below_another || above.contains(key) || !keys.insert(key) {
                 break;
             }
+            above.extend(directories_of(key));
             count += 1;
         }
         count.max(1)
     }
 
     fn store_at_once<K: AsRef<[u8]>>(&self, objects: &[(K, &[u8])]) -> Vec<(usize, Error)> {
-        let sizes: Vec<(&[u8], usize)> =
-            objects.iter().map(|(key, bytes)| (key.as_ref(), bytes.len())).collect();
-        let (mut failures, mut writers, mut indices) = (Vec::new(), Vec::new(), Vec::new());
-        for (index, (begun, (key, bytes))) in self.begin_all(&sizes).into_iter().zip(objects).enumerate() {
+        let (mut failures, mut left) = (Vec::new(), Vec::new());
+        for (index, copied) in self.store_copied(objects).into_iter().enumerate() {
+            match copied {
+                Copied::Stored => {}
+                Copied::Failed(error) => failures.push((index, error)),
+                Copied::Not => left.push(index),
+            }
+        }
+        if !left.is_empty() {
+            self.store_begun(objects, &left, &mut failures);
+        }
+        failures
+    }
+
+    /// Stores those of the objects that `indices` names where they stay, or by file.
+    fn store_begun<K: AsRef<[u8]>>(
+        &self,
+        objects: &[(K, &[u8])],
+        indices: &[usize],
+        failures: &mut Vec<(usize, Error)>,
+    ) {
+        let sizes = indices.iter().map(|&index| (objects[index].0.as_ref(), objects[index].1.len()));
+        let sizes: Vec<(&[u8], usize)> = sizes.collect();
+        let (mut writers, mut begun_of) = (Vec::new(), Vec::new());
+        for (begun, &index) in self.begin_all(&sizes).into_iter().zip(indices) {
+            let (key, bytes) = &objects[index];
             let stored = match begun {
                 Begun::Writer(mut writer) => {
                     writer.copy_from_slice(bytes);
                     writers.push(writer);
-                    indices.push(index);
+                    begun_of.push(index);
                     Ok(())
                 }
                 Begun::ByFile => self.files.write(&self.files.path_of(key.as_ref()), bytes),
@@ -108,9 +132,12 @@ impl Cache {
             };
             failures.extend(stored.err().map(|error| (index, error)));
         }
-        let unsealed = writer::seal_each(writers).into_iter();
-        failures.extend(unsealed.map(|(index, error)| (indices[index], error)));
-        failures
+        let unsealed = writer::seal_each(writers);
+        if let (true, Some(opened)) = (unsealed.is_empty(), self.sessions.live()) {
+            let keys = begun_of.iter().map(|&index| objects[index].0.as_ref());
+            keys.for_each(|key| opened.session.directories.note_stored(key));
+        }
+        failures.extend(unsealed.into_iter().map(|(index, error)| (begun_of[index], error)));
     }
 }
 

@@ -6,10 +6,12 @@ use std::fmt;
 use std::fs::File;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
+use std::num::NonZeroUsize;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
 
+use lru::LruCache;
 use parking_lot::{Mutex, RwLock};
 
 use crate::ffi;
@@ -17,6 +19,9 @@ use crate::memory::{Mapping, Register};
 
 /// Segments that stay mapped although nobody views them. Linux lets a process have 65,530 mappings by default.
 const MAPPED_MAX: usize = 16_384;
+
+/// Segments of which is known that they were met before, without being mapped: as many as may be mapped then.
+const MET_MAX: NonZeroUsize = NonZeroUsize::new(MAPPED_MAX).expect("some may be mapped");
 
 /// Spreads numbers that follow one another: the odd constant is 2^64 divided by the golden ratio.
 #[derive(Debug, Default)]
@@ -48,6 +53,8 @@ pub(crate) struct Segments {
     hook: Arc<Hook>,
     /// Never held while a registration is made or ended: that may wait for others, or let go of views.
     mapped: RwLock<Mapped>,
+    /// Those that were met last and not mapped.
+    met: Mutex<LruCache<u64, ()>>,
 }
 
 type Mapped = HashMap<u64, Arc<Mapping>, BuildHasherDefault<NumberHasher>>;
@@ -71,7 +78,11 @@ impl Segments {
         let flags = libc::O_PATH | libc::O_DIRECTORY;
         let directory = File::options().read(true).custom_flags(flags).open(directory)?;
         let directory = RwLock::new(Some(directory));
-        Ok(Self { directory, hook: Arc::clone(hook), mapped: RwLock::default() })
+        // Without room for all of them from the start.
+        let mut met = LruCache::unbounded();
+        met.resize(MET_MAX);
+        let met = Mutex::new(met);
+        Ok(Self { directory, hook: Arc::clone(hook), mapped: RwLock::default(), met })
     }
 
     /// Number of the device that the mount is.
@@ -87,6 +98,17 @@ impl Segments {
         let mapped: Vec<Arc<Mapping>> = self.mapped.read().values().cloned().collect();
         mapped.iter().for_each(|mapping| mapping.register(register));
         mapped
+    }
+
+    /// Whether what is mapped is registered.
+    pub(crate) fn are_registered(&self) -> bool {
+        // Whoever holds the lock registers a segment, or is about to say how that is done.
+        self.hook.try_lock().is_none_or(|hook| hook.is_some())
+    }
+
+    /// Whether a segment, which is not mapped, is met for the first time, as far as that is known.
+    pub(crate) fn is_new(&self, segment: u64) -> bool {
+        self.met.lock().put(segment, ()).is_none()
     }
 
     /// The mapping of a segment, of at least `length` bytes, writable if that is asked for.
@@ -140,12 +162,12 @@ impl Segments {
         wanted.map(one).collect()
     }
 
-    /// Maps the names clock. It is no memory for devices.
+    /// Maps what holds no objects: the names clock, and an area. It is no memory for devices, so it is not registered.
     ///
     /// # Errors
     /// What open(2) and mmap(2) say.
-    pub(crate) fn map_clock(&self, segment: u64, length: usize) -> io::Result<Mapping> {
-        Mapping::new(&self.open_segment(segment, false)?, length, false)
+    pub(crate) fn map_apart(&self, segment: u64, length: usize, is_writable: bool) -> io::Result<Mapping> {
+        Mapping::new(&self.open_segment(segment, is_writable)?, length, is_writable)
     }
 
     fn open_segment(&self, segment: u64, is_writable: bool) -> io::Result<File> {
@@ -176,15 +198,11 @@ impl Segments {
         drop(directory);
     }
 
-    /// How many are registered that nobody uses, or the session alone, as the segment `own`. `None` when another thread holds the
-    /// lock.
-    pub(crate) fn idle_registrations(&self, own: Option<u64>) -> Option<usize> {
+    /// How many are registered that nobody uses. `None` when another thread holds the lock.
+    pub(crate) fn idle_registrations(&self) -> Option<usize> {
         let mapped = self.mapped.try_read()?;
-        let is_idle = |(segment, mapping): &(&u64, &Arc<Mapping>)| {
-            let users = if own == Some(**segment) { 2 } else { 1 };
-            mapping.is_registered() && Arc::strong_count(mapping) == users
-        };
-        Some(mapped.iter().filter(is_idle).count())
+        let is_idle = |mapping: &&Arc<Mapping>| mapping.is_registered() && Arc::strong_count(mapping) == 1;
+        Some(mapped.values().filter(is_idle).count())
     }
 
     /// How many are mapped.

@@ -17,7 +17,8 @@ use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use crate::Error;
-use crate::area::Area;
+use crate::area::{Area, CopyArea};
+use crate::directories::Directories;
 use crate::file::Files;
 use crate::fork::Owner;
 use crate::segments::{Hook, Segments};
@@ -72,6 +73,10 @@ pub(crate) struct Session {
     returning: Mutex<Returning>,
     /// Memory for large batches and copies, made when it is first needed. Held for one request.
     pub(crate) area: Mutex<Option<Area>>,
+    /// Memory for objects that are copied in and out. Whoever finds it held goes on without it.
+    pub(crate) copies: Mutex<CopyArea>,
+    /// Directories in which objects were stored.
+    pub(crate) directories: Directories,
 }
 
 impl Session {
@@ -101,6 +106,8 @@ impl Session {
             compared_at: Mutex::new(Instant::now()),
             returning: Mutex::default(),
             area: Mutex::default(),
+            copies: Mutex::default(),
+            directories: Directories::default(),
         };
         let payload = session.call(Command::Version, Encoder::with_room(Flags::NONE, 0, 0, 64), 64).ok()?;
         session.facts = results::<U64>(&payload)
@@ -157,8 +164,8 @@ impl Session {
 
     /// Unmaps what nobody views, once nothing is looked up by it any more, and gives back what the daemon still has for it.
     pub(crate) fn let_go(&self) {
-        let area = self.area.lock().take();
-        if let Some(area) = area.filter(|_| self.gives_back()) {
+        let areas = [self.area.lock().take(), self.copies.lock().take()];
+        for area in areas.into_iter().flatten().filter(|_| self.gives_back()) {
             self.unregister(area.segment);
         }
         self.segments.close();
@@ -167,8 +174,7 @@ impl Session {
 
     /// Registered segments that nobody views or writes. `None` when another thread holds a lock.
     pub(crate) fn idle_registrations(&self) -> Option<usize> {
-        let area = self.area.try_lock()?;
-        self.segments.idle_registrations(area.as_ref().map(|area| area.segment))
+        self.segments.idle_registrations()
     }
 
     pub(crate) fn offers(&self, features: Features) -> bool {

@@ -33,7 +33,10 @@ int main(int count, char **arguments) {
     for (int i = 0; i < BLOCKS; i++) {
         snprintf(keys[i], sizeof keys[i], "block-%d", i);
         memset(block, 'a' + i, LENGTH);
-        check(tidefs_put(cache, keys[i], block, LENGTH), "put");
+        tidefs_writer *writer;
+        check(tidefs_create(cache, keys[i], LENGTH, &writer), "create");
+        memcpy(tidefs_writer_bytes(writer), block, LENGTH);
+        check(tidefs_writer_seal(writer), "seal");
     }
     /* What this process wrote it has mapped to write; what another cache reads is mapped to be read. */
     tidefs_cache *reader;
