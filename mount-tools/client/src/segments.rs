@@ -20,6 +20,9 @@ use crate::memory::{Mapping, Register};
 /// Segments that stay mapped although nobody views them. Linux lets a process have 65,530 mappings by default.
 const MAPPED_MAX: usize = 16_384;
 
+/// Those of them that are unmapped together when there are so many: whoever maps the next one waits for that.
+const UNMAPPED_AT_ONCE: usize = 256;
+
 /// Segments of which is known that they were met before, without being mapped: as many as may be mapped then.
 const MET_MAX: NonZeroUsize = NonZeroUsize::new(MAPPED_MAX).expect("some may be mapped");
 
@@ -142,15 +145,16 @@ impl Segments {
     }
 
     /// Keeps a mapping. Returns those that it takes the place of.
-    fn insert(&self, segment: u64, mapping: &Arc<Mapping>) -> (Mapped, Option<Arc<Mapping>>) {
+    fn insert(&self, segment: u64, mapping: &Arc<Mapping>) -> Vec<Arc<Mapping>> {
         let mut mapped = self.mapped.write();
-        let mut idle = Mapped::default();
+        let mut ended = Vec::new();
         if mapped.len() >= MAPPED_MAX {
-            let is_viewed = |(_, mapping): &(u64, Arc<Mapping>)| Arc::strong_count(mapping) > 1;
-            (*mapped, idle) = std::mem::take(&mut *mapped).into_iter().partition(is_viewed);
+            let idle = mapped.iter().filter(|(_, mapping)| Arc::strong_count(mapping) == 1);
+            let idle: Vec<u64> = idle.map(|(&segment, _)| segment).take(UNMAPPED_AT_ONCE).collect();
+            ended.extend(idle.iter().filter_map(|segment| mapped.remove(segment)));
         }
-        let replaced = mapped.insert(segment, Arc::clone(mapping));
-        (idle, replaced)
+        ended.extend(mapped.insert(segment, Arc::clone(mapping)));
+        ended
     }
 
     /// The mappings of these segments and lengths, as far as they are mapped already.
@@ -213,4 +217,27 @@ impl Segments {
 
 fn closed() -> io::Error {
     io::Error::from_raw_os_error(libc::EBADF)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_too_many_that_are_mapped_some_are_unmapped_and_none_that_is_viewed() {
+        let directory = tempfile::tempdir().unwrap();
+        let segments = Segments::open(directory.path(), &Arc::default()).unwrap();
+        let map = |segment: u64| {
+            std::fs::write(directory.path().join(segment.to_string()), [7; 8]).unwrap();
+            segments.get(segment, 8, false).unwrap()
+        };
+        let viewed: Vec<Arc<Mapping>> = (0..100).map(map).collect();
+        let most = MAPPED_MAX as u64;
+        (100..most).for_each(|segment| drop(map(segment)));
+        assert_eq!(segments.len(), MAPPED_MAX);
+        drop(map(most));
+        assert_eq!(segments.len(), MAPPED_MAX + 1 - UNMAPPED_AT_ONCE);
+        assert!(segments.mapped((0..100).map(|segment| (segment, 8))).iter().all(Option::is_some));
+        assert!(viewed.iter().all(|mapping| mapping.referenced(0, 8) == [7; 8]));
+    }
 }
