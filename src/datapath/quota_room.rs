@@ -7,6 +7,8 @@
 //! Limits: a request that finds nothing to evict while a changed policy is being applied there waits for that, at most
 //! `runtime.deadline_ms`. It may be one that answers the kernel, so no longer, and not for what is applied elsewhere.
 
+use std::time::Duration;
+
 use tidefs_engine::types::ByteCount;
 
 use super::folders::QuotaInTheWay;
@@ -69,18 +71,29 @@ impl Datapath {
             .inspect_err(|_| self.telemetry.over_quota.increment())
     }
 
-    /// As [`Datapath::make_room_below`], for what is tried in another way when there is none: nobody is refused.
+    /// As [`Datapath::make_room_below`], for what is tried in another way when there is none: nobody is refused, nor waits.
     pub(super) fn look_for_room_below(
         &self,
         whole: ByteCount,
         in_the_way: impl FnMut(&mut State) -> Option<QuotaInTheWay>,
     ) -> Result<(), Error> {
-        self.evict_for_quota(whole, Loss::Accepted, in_the_way)
+        self.evict_for_quota_within(Duration::ZERO, whole, Loss::Accepted, in_the_way)
     }
 
     /// The same, not counted as a refusal.
     fn evict_for_quota(
         &self,
+        whole: ByteCount,
+        loss: Loss,
+        in_the_way: impl FnMut(&mut State) -> Option<QuotaInTheWay>,
+    ) -> Result<(), Error> {
+        self.evict_for_quota_within(self.settings.deadline, whole, loss, in_the_way)
+    }
+
+    /// The same, for somebody who waits so long for a policy that is being applied.
+    fn evict_for_quota_within(
+        &self,
+        patience: Duration,
         whole: ByteCount,
         loss: Loss,
         mut in_the_way: impl FnMut(&mut State) -> Option<QuotaInTheWay>,
@@ -102,7 +115,7 @@ impl Datapath {
                 let Some(victim) = victim else {
                     passed_over.drain(..).for_each(|slot| state.update_hold(slot));
                     let waited = self.clock.monotonic().saturating_sub(started);
-                    let left = self.settings.deadline.saturating_sub(waited);
+                    let left = patience.saturating_sub(waited);
                     let may_wait = may_leave && loss == Loss::Accepted && !left.is_zero();
                     if may_wait && state.is_walked(limited) {
                         self.walked.wait_for(&mut state, left);

@@ -1,7 +1,7 @@
 //! Small objects of the client library, which are stored and copied out through an area and not mapped.
 
 use std::fs;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -64,6 +64,15 @@ fn what_is_stored_once_and_copied_out_once_is_not_mapped() {
     assert_eq!(metric(&mount, "tidefs_fast_name_resets_total"), 0, "nobody had looked");
 }
 
+/// Sets a flag when a thread ends, also by a failed assertion: others stop then, and that is told.
+struct SetAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for SetAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Each object needs the place of an earlier one of the same request.
 #[test]
 fn one_request_stores_more_than_its_quota_holds_and_the_last_of_it_stays() {
@@ -105,21 +114,28 @@ fn a_batch_is_visible_in_its_order(mode: Mode) {
     cache.put_many(&[("one", &b"1"[..]), ("two", b"2")]).expect("put");
     cache.put("three", b"3").expect("put");
     let block = pattern::object(7, 2 * MIB);
+    let (awaited, own) = (AtomicUsize::new(0), open(&mount, &kv, mode));
     thread::scope(|scope| {
-        scope.spawn(|| {
-            let own = open(&mount, &kv, mode);
+        let looker = scope.spawn(|| {
             for round in 0..ROUNDS {
                 let before = [format!("large{round}"), format!("new{round}/small")];
                 for (last, key) in [format!("a{round}"), format!("b{round}")].iter().zip(&before) {
+                    awaited.fetch_add(1, Ordering::Relaxed);
                     assert!(own.wait_ready(last, wait::HANG).expect("get").is_some(), "{last}");
                     assert!(own.contains(key).expect("contains"), "{key} stands before {last}");
                 }
             }
         });
+        let wait_for = |count| {
+            let is_there = || awaited.load(Ordering::Relaxed) == count || looker.is_finished();
+            assert!(wait::until(wait::HANG, is_there), "somebody looks for {count}");
+        };
         for round in 0..ROUNDS {
             let (large, last) = (format!("large{round}"), format!("a{round}"));
+            wait_for(2 * round + 1);
             cache.put_many(&[(large, &*block), (last, &b"last"[..])]).expect("put");
             let (small, last) = (format!("new{round}/small"), format!("b{round}"));
+            wait_for(2 * round + 2);
             cache.put_many(&[(small, &block[..40_000]), (last, &b"last"[..])]).expect("put");
         }
     });
@@ -131,17 +147,19 @@ fn what_is_copied_out_while_it_is_replaced_is_one_version_of_it(mode: Mode) {
     let cache = open(&mount, &kv, mode);
     let object = |seed: u64| pattern::object(seed, if seed.is_multiple_of(3) { 40_000 } else { 200_000 });
     cache.put("key", &object(0)).expect("put");
-    let (looks, last) = (AtomicU64::new(0), AtomicU64::new(u64::MAX));
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            let own = open(&mount, &kv, mode);
-            let is_seen = |_: &u64| looks.load(Ordering::Relaxed) < LOOKS;
-            let seeds =
-                (1..).take_while(is_seen).inspect(|&seed| own.put("key", &object(seed)).expect("put"));
-            last.store(seeds.last().expect("some are put"), Ordering::Relaxed);
+    let (looks, own, is_over) = (AtomicU64::new(0), open(&mount, &kv, mode), AtomicBool::new(false));
+    let last = thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut seed = 0;
+            while looks.load(Ordering::Relaxed) < LOOKS && !is_over.load(Ordering::Relaxed) {
+                seed += 1;
+                own.put("key", &object(seed)).expect("put");
+            }
+            seed
         });
+        let _end = SetAtEnd(&is_over);
         let (mut target, mut latest) = (vec![0; 200_000], 0);
-        while last.load(Ordering::Relaxed) == u64::MAX {
+        while !writer.is_finished() {
             let length = cache.get_into("key", &mut target).expect("get").expect("it is never absent");
             let seed = pattern::verify_object(&target[..length]).expect("one version");
             assert!(latest <= seed, "{seed} came before {latest}");
@@ -149,10 +167,11 @@ fn what_is_copied_out_while_it_is_replaced_is_one_version_of_it(mode: Mode) {
             latest = seed;
             looks.fetch_add(1, Ordering::Relaxed);
         }
+        writer.join().expect("the writer ends")
     });
     let mut target = vec![0; 200_000];
     let length = cache.get_into("key", &mut target).expect("get").expect("a hit");
-    assert_eq!(pattern::verify_object(&target[..length]), Ok(last.into_inner()));
+    assert_eq!(pattern::verify_object(&target[..length]), Ok(last));
 }
 
 /// Its client takes an area back, or cuts it, while the daemon copies from it and into it.
@@ -167,7 +186,8 @@ fn an_area_that_is_taken_back_meanwhile_fails_its_requests_alone() {
     let (area, latest) = (offset(MIB), AtomicU64::new(0));
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
-        scope.spawn(|| {
+        let _end = SetAtEnd(&is_over);
+        let owner = scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
                 let grant = control.register(area).expect("an area");
                 latest.store(grant.segment.get(), Ordering::Relaxed);
@@ -177,7 +197,7 @@ fn an_area_that_is_taken_back_meanwhile_fails_its_requests_alone() {
             }
         });
         let mut stored = 0;
-        while stored < 100 {
+        while stored < 100 && !owner.is_finished() {
             let area = latest.load(Ordering::Relaxed);
             let put = Put { area, source: 0, length: offset(MIB), mode: 0o600, name };
             match control.one::<Outcome>(Command::PutFrom, &put).1.status() {
@@ -189,7 +209,7 @@ fn an_area_that_is_taken_back_meanwhile_fails_its_requests_alone() {
             let is_told = matches!(status, Status::Ok | Status::Absent | Status::Invalid | Status::Failed);
             assert!(is_told, "{status:?}");
         }
-        is_over.store(true, Ordering::Relaxed);
+        assert_eq!(stored, 100);
     });
     assert_eq!(fs::metadata(kv.join("key")).expect("stat").len(), offset(MIB));
 }
@@ -238,12 +258,13 @@ fn where_no_area_is_granted_all_is_stored_and_found(mode: Mode) {
     (0..20).for_each(&mut store);
     if others.is_some() {
         drop(others);
+        // Only what goes through an area is copied by the daemon.
+        let copied = || metric(&mount, "tidefs_copied_bytes_total");
         let is_granted = |seed: u64| {
-            let before = cache.mapped_segments();
+            let before = copied();
             cache.put(format!("n{seed}"), &pattern::object(seed, 50_000)).expect("put");
-            cache.mapped_segments() == before
+            copied() == before + 50_000
         };
-        // Not so often that segments are used again, which are mapped already.
         let is_asked_again = (0..100).any(|seed| {
             thread::sleep(Duration::from_millis(100));
             is_granted(seed)

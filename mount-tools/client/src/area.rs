@@ -19,7 +19,7 @@ pub(crate) const AREA_BYTES: usize = 4 << 20;
 /// Bytes of the area for copies.
 pub(crate) const COPY_BYTES: usize = 1 << 20;
 
-/// How long one that was refused is not asked for again by who can do without.
+/// How long one that was refused is not asked for again.
 const REFUSED_FOR: Duration = Duration::from_secs(1);
 
 /// A segment of one's own.
@@ -29,50 +29,52 @@ pub(crate) struct Area {
     pub(crate) mapping: Mapping,
 }
 
-/// The area for copies, which is made when something is to be copied for the second time: many programs store or read one object and
-/// end.
+/// Where an area is, which is made when it is first needed.
 #[derive(Debug, Default)]
-pub(crate) struct CopyArea {
+pub(crate) struct Place {
     area: Option<Area>,
+    /// Whether it was asked for before.
     is_wanted: bool,
     refused_at: Option<Instant>,
 }
 
-impl CopyArea {
+impl Place {
     pub(crate) fn take(&mut self) -> Option<Area> {
         self.area.take()
+    }
+
+    /// Has an area of so many bytes registered, if there is none, and none was refused a moment ago.
+    fn fill(&mut self, session: &Session, bytes: usize) {
+        let is_refused = self.refused_at.is_some_and(|refused_at| refused_at.elapsed() < REFUSED_FOR);
+        if self.area.is_none() && !is_refused {
+            self.area = session.register(bytes).ok();
+            self.refused_at = self.area.is_none().then(Instant::now);
+        }
     }
 }
 
 impl Session {
-    /// The area, registered now if it was not. `None` when the daemon has no room for one, or another thread has it and this one
-    /// may not wait.
+    /// The area for requests. `None` when the daemon has no room for one, or another thread has it and this one may not wait.
     pub(crate) fn area(&self, may_wait: bool) -> Option<MappedMutexGuard<'_, Area>> {
         if self.is_inherited() {
             return None;
         }
-        let mut area = if may_wait { self.area.lock() } else { self.area.try_lock()? };
-        if area.is_none() {
-            *area = self.register(AREA_BYTES).ok();
-        }
-        MutexGuard::try_map(area, Option::as_mut).ok()
+        let mut place = if may_wait { self.area.lock() } else { self.area.try_lock()? };
+        place.fill(self, AREA_BYTES);
+        MutexGuard::try_map(place, |place| place.area.as_mut()).ok()
     }
 
-    /// The area for copies, for who can do without it. `None` while another thread has it, and when it was refused a moment ago.
+    /// The area for copies, for who can do without it. `None` while another thread has it, and the first time: many programs store or
+    /// read one object and end.
     pub(crate) fn copy_area(&self) -> Option<MappedMutexGuard<'_, Area>> {
         if self.is_inherited() {
             return None;
         }
-        let mut copies = self.copies.try_lock()?;
-        if copies.area.is_none() {
-            let is_first = !std::mem::replace(&mut copies.is_wanted, true);
-            if is_first || copies.refused_at.is_some_and(|refused_at| refused_at.elapsed() < REFUSED_FOR) {
-                return None;
-            }
-            copies.area = self.register(COPY_BYTES).ok();
-            copies.refused_at = copies.area.is_none().then(Instant::now);
+        let mut place = self.copies.try_lock()?;
+        if std::mem::replace(&mut place.is_wanted, true) {
+            place.fill(self, COPY_BYTES);
         }
-        MutexGuard::try_map(copies, |copies| copies.area.as_mut()).ok()
+        MutexGuard::try_map(place, |place| place.area.as_mut()).ok()
     }
 
     fn register(&self, wanted: usize) -> Result<Area, Error> {

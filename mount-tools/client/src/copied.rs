@@ -75,7 +75,8 @@ impl Cache {
             copied.splice(start..end, becomes);
             start = end;
             if is_over {
-                // What comes behind one that is to be begun is begun along with it; where there is no room, others wait no longer.
+                // What comes behind one that is to be begun is begun along with it, and so is what comes behind a request for which
+                // there was no room at all.
                 break;
             }
         }

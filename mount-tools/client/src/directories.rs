@@ -1,7 +1,8 @@
 //! What a session knows of the directories in which it stored objects.
 //!
 //! Objects that are stored with one request become visible in their order only if none of them has to wait for its directory to be
-//! made. So a request names one directory of which nothing is known, or directories in which objects were stored before.
+//! made. So a request names one directory of which nothing is known, or directories in which objects were stored before. One of those
+//! may have been removed since: then its objects are stored after the others of that one request.
 
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};

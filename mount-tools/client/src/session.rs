@@ -17,7 +17,7 @@ use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use crate::Error;
-use crate::area::{Area, CopyArea};
+use crate::area::Place;
 use crate::directories::Directories;
 use crate::file::Files;
 use crate::fork::Owner;
@@ -72,9 +72,9 @@ pub(crate) struct Session {
     compared_at: Mutex<Instant>,
     returning: Mutex<Returning>,
     /// Memory for large batches and copies, made when it is first needed. Held for one request.
-    pub(crate) area: Mutex<Option<Area>>,
+    pub(crate) area: Mutex<Place>,
     /// Memory for objects that are copied in and out. Whoever finds it held goes on without it.
-    pub(crate) copies: Mutex<CopyArea>,
+    pub(crate) copies: Mutex<Place>,
     /// Directories in which objects were stored.
     pub(crate) directories: Directories,
 }

@@ -255,6 +255,9 @@ impl Datapath {
     ) -> Result<(), Error> {
         let wanted = pages.saturating_add(self.settings.write_headroom);
         if let Err(error) = self.make_room_within(waits, wanted, directory) {
+            if waits.are_of_trial() {
+                return Err(error);
+            }
             tracing::debug!(%error, "a begun object takes of the headroom");
         }
         self.reserve_within(waits, file, ByteCount::ZERO, pages, directory)
@@ -280,8 +283,10 @@ impl Datapath {
                 Some(begun) if !matches!(begun, Err(Located::NoRoom | Located::OverQuota)) => begun,
                 // Those that were prepared before it make place for it when they are published.
                 _ => {
-                    let published = self.publish_all(session, caller, std::mem::take(&mut prepared));
-                    published.into_iter().for_each(&mut tell);
+                    if !prepared.is_empty() {
+                        let published = self.publish_all(session, caller, std::mem::take(&mut prepared));
+                        published.into_iter().for_each(&mut tell);
+                    }
                     bytes = ByteCount::ZERO;
                     copy_in(&mut waits)
                 }
