@@ -74,12 +74,13 @@ impl IdlePriority {
         }
     }
 
-    /// Sleeps for a moment, for which whoever waits gets the CPU. Called between pieces of long work.
+    /// Sleeps for a moment for each of so many pieces of work, for which whoever waits gets the CPU. Called between pieces of long
+    /// work.
     ///
     /// Where the kernel groups threads by their session, as it does by default (sched(7), autogroup), the priority counts among
     /// those of one session alone: a program of another one waits for several time slices, or until this thread sleeps.
-    pub(crate) fn rest(&self) {
-        thread::sleep(REST);
+    pub(crate) fn rest_after(&self, pieces: u32) {
+        thread::sleep(REST * pieces);
     }
 
     /// Does `action` at ordinary priority: for what others wait for.

@@ -146,7 +146,7 @@ impl Datapath {
         let page = self.tier.prefault().and_then(|_| idle.suspended(|| self.tier.huge_page()));
         let mut prefaulting = Prefaulting::new(self.clock.monotonic(), page);
         while !is_stopping() {
-            idle.rest();
+            idle.rest_after(1);
             let wait = if self.prefault(&mut prefaulting, &idle) { Duration::ZERO } else { WAIT };
             let wish = idle.suspended(|| {
                 let mut stock = self.blanks.stock.lock();

@@ -30,6 +30,11 @@ const QUEUE_MAX: usize = 1 << 16;
 /// Bytes of an object from which on checking or copying it takes long: some tenths of a millisecond, as long as many requests.
 pub(super) const LONG: ByteCount = ByteCount::mib(1);
 
+/// Objects that the background thread takes the checksums of together, and bytes of them from which on it takes no more: to change
+/// its priority, and to sleep, costs as much as the checksum of a small object.
+const TOGETHER_MAX: usize = 4;
+const TOGETHER_BYTES: ByteCount = ByteCount::mib(1);
+
 /// How often the background thread looks for work. Nobody wakes it: that would cost each close more than its own work.
 const LOOKS_EVERY: Duration = Duration::from_millis(100);
 
@@ -103,9 +108,14 @@ impl Bytes {
 
     /// Their checksum; one that matches nothing when the file is shorter than the object.
     fn checksum(&self) -> Result<Checksum, Error> {
+        self.checksum_by(&mut Vec::new())
+    }
+
+    /// The same, by way of a buffer.
+    fn checksum_by(&self, buffer: &mut Vec<u8>) -> Result<Checksum, Error> {
         Ok(match &self.source {
             Source::Packed(data) => checksum_bytes(data),
-            Source::Solo(file) => match checksum_file(file, self.size) {
+            Source::Solo(file) => match checksum_file(file, self.size, buffer) {
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Checksum(!0),
                 taken => taken.map_err(Error::io("checksum of a segment"))?,
             },
@@ -124,24 +134,51 @@ impl Datapath {
 
     /// Takes checksums until `is_stopping`.
     pub fn check_in_background(&self, is_stopping: impl Fn() -> bool) {
-        let priority = IdlePriority::enter();
+        let (priority, mut buffer) = (IdlePriority::enter(), Vec::new());
+        let tell = |ino: Ino, error: Error| tracing::debug!(ino = ino.0, %error, "no checksum was taken");
         while !is_stopping() {
-            let next = self.unchecked.0.lock().pop_front();
-            let Some(ino) = next else {
+            if self.unchecked.0.lock().is_empty() {
                 std::thread::sleep(LOOKS_EVERY);
                 continue;
-            };
-            if let Err(error) = self.checksum_when_idle(ino, &priority) {
-                tracing::debug!(ino = ino.0, %error, "no checksum was taken");
             }
-            priority.rest();
+            let together = priority.suspended(|| self.unchecked_together(tell));
+            let taken = together.into_iter().filter_map(|(ino, bytes)| {
+                let taken = bytes.checksum_by(&mut buffer).map_err(|error| tell(ino, error)).ok()?;
+                Some((ino, taken, bytes))
+            });
+            let taken: Vec<_> = taken.collect();
+            let pieces = u32::try_from(taken.len()).unwrap_or(1).max(1);
+            priority.suspended(|| {
+                for (ino, taken, bytes) in &taken {
+                    if let Err(error) = self.keep_checksum(*ino, *taken, bytes) {
+                        tell(*ino, error);
+                    }
+                }
+            });
+            priority.rest_after(2 * pieces);
         }
     }
 
-    fn checksum_when_idle(&self, ino: Ino, priority: &IdlePriority) -> Result<(), Error> {
-        let Some(bytes) = priority.suspended(|| self.unchecked_bytes(ino))? else { return Ok(()) };
-        let taken = bytes.checksum()?;
-        priority.suspended(|| self.keep_checksum(ino, taken, &bytes))
+    /// The bytes of the next objects that wait for their checksum. `tell` gets those that failed.
+    fn unchecked_together(&self, tell: impl Fn(Ino, Error)) -> Vec<(Ino, Bytes)> {
+        let (mut together, mut size) = (Vec::new(), ByteCount::ZERO);
+        // Those that left meanwhile count, too: there may be tens of thousands.
+        for _ in 0..TOGETHER_MAX {
+            if size >= TOGETHER_BYTES {
+                break;
+            }
+            let next = self.unchecked.0.lock().pop_front();
+            let Some(ino) = next else { break };
+            match self.unchecked_bytes(ino) {
+                Ok(Some(bytes)) => {
+                    size = size.saturating_add(bytes.size);
+                    together.push((ino, bytes));
+                }
+                Ok(None) => {}
+                Err(error) => tell(ino, error),
+            }
+        }
+        together
     }
 
     /// Whether an object is such that it has a checksum, or one can be taken.
@@ -185,34 +222,31 @@ impl Datapath {
         let state = self.lock();
         let slot = state.slot_of(ino)?;
         let Some(object) = state.object(slot).filter(|object| is_final(object)) else { return Ok(None) };
-        if self.recorded_checksum(object)?.is_some() {
+        if matches!(object.place, Place::Packed(_)) && self.recorded_checksum(object)?.is_some() {
             return Ok(None);
         }
-        self.bytes_of(object).map(Some)
+        let bytes = self.bytes_of(object)?;
+        // By the file that is open by now.
+        let record = match &bytes.source {
+            Source::Solo(file) => self.tier.read_record(file)?,
+            Source::Packed(_) => None,
+        };
+        Ok(record.is_none_or(|record| record.checksum.is_none()).then_some(bytes))
     }
 
     /// Records the checksum of `bytes`, if they are the object's still.
     fn keep_checksum(&self, ino: Ino, taken: Checksum, bytes: &Bytes) -> Result<(), Error> {
         let state = self.lock();
         let slot = state.slot_of(ino)?;
-        let is_same = state.object(slot).is_some_and(|object| bytes.are_of(object));
-        if is_same { self.record_checksum(&state, slot, taken) } else { Ok(()) }
-    }
-
-    /// Adds the checksum that was taken of a final object with a segment of its own to its record.
-    ///
-    /// # Errors
-    /// [`Error::Io`].
-    fn record_checksum(&self, state: &State, slot: Slot, checksum: Checksum) -> Result<(), Error> {
-        let Some(object) = state.object(slot) else { return Ok(()) };
-        let Place::Solo(segment) = object.place else { return Ok(()) };
+        // What is packed has it from the start.
+        let (Source::Solo(file), Some(object)) = (&bytes.source, state.object(slot)) else { return Ok(()) };
+        if !bytes.are_of(object) {
+            return Ok(());
+        }
         let node = state.tree.node(slot);
         let mut record = state.object_record(slot, state.directory_id(node.parent)?, &state.tree.name(slot));
-        record.checksum = Some(checksum);
-        Ok(match object.file() {
-            Some(file) => self.tier.seal(file, &record),
-            None => self.tier.seal(&self.tier.open_segment(segment)?, &record),
-        }?)
+        record.checksum = Some(taken);
+        Ok(self.tier.seal(file, &record)?)
     }
 
     /// The checksum in the record of a sealed object, if it was taken.

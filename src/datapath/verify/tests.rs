@@ -103,3 +103,21 @@ fn a_damaged_record_of_what_is_in_memory_too_costs_no_object_and_counts_as_none(
     assert_eq!((ssd.status().corrupt_records, datapath.telemetry.corrupt_objects.get()), (1, 0));
     assert_eq!(datapath.verify_object(ino).unwrap(), Verdict::Sound);
 }
+
+#[test]
+fn each_object_that_waits_gets_its_checksum_and_what_is_gone_holds_none_up() {
+    let (_place, datapath) = unprivileged();
+    let inos: Vec<Ino> = (0..11).map(|number| make(&datapath, Ino::ROOT, &format!("k{number}"))).collect();
+    datapath.unchecked.0.lock().clear();
+    for &ino in &inos {
+        datapath.check_later(Ino(u64::MAX >> 8));
+        datapath.check_later(ino);
+        datapath.check_later(inos[0]);
+    }
+    datapath.check_in_background(|| datapath.unchecked.0.lock().is_empty());
+    let state = datapath.lock();
+    for ino in inos {
+        let object = state.object(state.slot_of(ino).unwrap()).unwrap();
+        assert!(datapath.recorded_checksum(object).unwrap().is_some(), "{ino:?}");
+    }
+}

@@ -17,7 +17,7 @@ pub fn checksum_bytes(bytes: &[u8]) -> Checksum {
     Checksum(XxHash3_64::oneshot(bytes))
 }
 
-/// Checksum of the first `size` bytes of a segment file.
+/// Checksum of the first `size` bytes of a segment file, by way of a buffer, which grows as it is needed.
 ///
 /// It is read, not mapped: a sealed object may be reopened for writing and cut while its checksum is taken in the
 /// background, and a mapping of what was cut off would kill the daemon (SIGBUS). Then this is an error, or the checksum of
@@ -25,8 +25,11 @@ pub fn checksum_bytes(bytes: &[u8]) -> Checksum {
 ///
 /// # Errors
 /// `UnexpectedEof` when the file is shorter than `size`; else what read(2) says.
-pub fn checksum_file(file: &File, size: ByteCount) -> io::Result<Checksum> {
-    let mut buffer = vec![0; usize::try_from(size.get()).unwrap_or(usize::MAX).min(CHUNK_BYTES)];
+pub fn checksum_file(file: &File, size: ByteCount, buffer: &mut Vec<u8>) -> io::Result<Checksum> {
+    let chunk = usize::try_from(size.get()).unwrap_or(usize::MAX).min(CHUNK_BYTES);
+    if buffer.len() < chunk {
+        buffer.resize(chunk, 0);
+    }
     let mut hash = XxHash3_64::new();
     let mut offset = 0;
     while offset < size.get() {
@@ -49,8 +52,9 @@ mod tests {
         let bytes: Vec<u8> = (0..5_000_003_u32).map(|i| u8::try_from(i % 251).unwrap()).collect();
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(&bytes, 0).unwrap();
-        for size in [0, 1, 4096, 4 << 20, 5_000_003] {
-            let sum = checksum_file(&file, ByteCount(size as u64)).unwrap();
+        let mut buffer = Vec::new();
+        for size in [0, 1, 4096, 4 << 20, 5_000_003, 7] {
+            let sum = checksum_file(&file, ByteCount(size as u64), &mut buffer).unwrap();
             assert_eq!(sum, checksum_bytes(&bytes[..size]), "{size}");
         }
     }
@@ -69,7 +73,7 @@ mod tests {
                 }
             });
             for _ in 0..200 {
-                match checksum_file(&file, ByteCount(LENGTH)) {
+                match checksum_file(&file, ByteCount(LENGTH), &mut Vec::new()) {
                     Ok(_) => {}
                     Err(error) => assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof),
                 }
@@ -81,7 +85,7 @@ mod tests {
     #[test]
     fn a_file_that_is_too_short_is_an_error_and_no_fault() {
         let file = tempfile::tempfile().unwrap();
-        let error = checksum_file(&file, ByteCount(1)).unwrap_err();
+        let error = checksum_file(&file, ByteCount(1), &mut Vec::new()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
     }
 }
