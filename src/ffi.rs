@@ -35,7 +35,7 @@ pub(crate) fn keep_tables_in_mappings() {
     }
 }
 
-/// How long [`IdlePriority::rest`] sleeps: a small part of the pieces of work that it divides.
+/// How long [`IdlePriority::rest_after`] sleeps for each piece: a small part of the pieces of work that it divides.
 const REST: Duration = Duration::from_micros(50);
 
 /// While it lives, the thread that made it runs only when nothing else wants its CPU, where it can come back from there.

@@ -30,8 +30,8 @@ const QUEUE_MAX: usize = 1 << 16;
 /// Bytes of an object from which on checking or copying it takes long: some tenths of a millisecond, as long as many requests.
 pub(super) const LONG: ByteCount = ByteCount::mib(1);
 
-/// Objects that the background thread takes the checksums of together, and bytes of them from which on it takes no more: to change
-/// its priority, and to sleep, costs as much as the checksum of a small object.
+/// Objects that the background thread takes the checksums of together, and bytes of them, unless it is one alone: to change its
+/// priority, and to sleep, costs as much as the checksum of a small object.
 const TOGETHER_MAX: usize = 4;
 const TOGETHER_BYTES: ByteCount = ByteCount::mib(1);
 
@@ -164,14 +164,16 @@ impl Datapath {
         let (mut together, mut size) = (Vec::new(), ByteCount::ZERO);
         // Those that left meanwhile count, too: there may be tens of thousands.
         for _ in 0..TOGETHER_MAX {
-            if size >= TOGETHER_BYTES {
-                break;
-            }
             let next = self.unchecked.0.lock().pop_front();
             let Some(ino) = next else { break };
             match self.unchecked_bytes(ino) {
                 Ok(Some(bytes)) => {
                     size = size.saturating_add(bytes.size);
+                    if size > TOGETHER_BYTES && !together.is_empty() {
+                        // Small ones do not wait for what takes long.
+                        self.unchecked.0.lock().push_front(ino);
+                        break;
+                    }
                     together.push((ino, bytes));
                 }
                 Ok(None) => {}

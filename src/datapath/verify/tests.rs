@@ -105,19 +105,34 @@ fn a_damaged_record_of_what_is_in_memory_too_costs_no_object_and_counts_as_none(
 }
 
 #[test]
-fn each_object_that_waits_gets_its_checksum_and_what_is_gone_holds_none_up() {
+fn each_object_that_waits_gets_its_own_checksum_and_what_is_gone_holds_none_up() {
     let (_place, datapath) = unprivileged();
-    let inos: Vec<Ino> = (0..11).map(|number| make(&datapath, Ino::ROOT, &format!("k{number}"))).collect();
+    let lengths = [5000, 300_000, 1, 70_000, 900_000, 3 << 20, 4096, 4097, 2 << 20, 10, 11, 12, 600_000];
+    let bytes = |index: usize| vec![u8::try_from(index).unwrap(); lengths[index]];
+    let make = |index: usize| {
+        let name = format!("k{index}");
+        let write = OpenOptions { write: true, ..OpenOptions::default() };
+        let made = datapath.create(&caller(), Ino::ROOT, name.as_bytes(), 0o644, write);
+        let (_, opened) = made.unwrap();
+        datapath.write(opened.handle, 0, &bytes(index)).unwrap();
+        datapath.flush(&caller(), opened.handle).unwrap();
+        datapath.release(opened.handle);
+        opened.ino
+    };
+    let inos: Vec<Ino> = (0..lengths.len()).map(make).collect();
     datapath.unchecked.0.lock().clear();
-    for &ino in &inos {
-        datapath.check_later(Ino(u64::MAX >> 8));
+    for (index, &ino) in inos.iter().enumerate() {
+        if index.is_multiple_of(5) {
+            datapath.check_later(Ino(u64::MAX >> 8));
+            datapath.check_later(inos[0]);
+        }
         datapath.check_later(ino);
-        datapath.check_later(inos[0]);
     }
     datapath.check_in_background(|| datapath.unchecked.0.lock().is_empty());
     let state = datapath.lock();
-    for ino in inos {
+    for (index, &ino) in inos.iter().enumerate() {
         let object = state.object(state.slot_of(ino).unwrap()).unwrap();
-        assert!(datapath.recorded_checksum(object).unwrap().is_some(), "{ino:?}");
+        let recorded = datapath.recorded_checksum(object).unwrap();
+        assert_eq!(recorded, Some(checksum_bytes(&bytes(index))), "{index}");
     }
 }
