@@ -54,7 +54,8 @@ impl Place {
 }
 
 impl Session {
-    /// The area for requests. `None` when the daemon has no room for one, or another thread has it and this one may not wait.
+    /// The area for requests. `None` when the daemon has no room for one, or had none a moment ago, or another thread has it and this
+    /// one may not wait.
     pub(crate) fn area(&self, may_wait: bool) -> Option<MappedMutexGuard<'_, Area>> {
         if self.is_inherited() {
             return None;
@@ -71,9 +72,20 @@ impl Session {
             return None;
         }
         let mut place = self.copies.try_lock()?;
-        if std::mem::replace(&mut place.is_wanted, true) {
-            place.fill(self, COPY_BYTES);
+        if !std::mem::replace(&mut place.is_wanted, true) && place.area.is_none() {
+            return None;
         }
+        drop(place);
+        self.needed_copy_area()
+    }
+
+    /// The same for who needs one. `None` while another thread has it, and when there is no room for one.
+    pub(crate) fn needed_copy_area(&self) -> Option<MappedMutexGuard<'_, Area>> {
+        if self.is_inherited() {
+            return None;
+        }
+        let mut place = self.copies.try_lock()?;
+        place.fill(self, COPY_BYTES);
         MutexGuard::try_map(place, |place| place.area.as_mut()).ok()
     }
 

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use tidefs_control_api::ioctl::{Name, Status};
 
-use crate::batch::{self, Answer};
+use crate::batch;
+#[cfg(feature = "tokio")]
+use crate::batch::Answer;
 use crate::file::Files;
 use crate::sessions::{Opened, Sessions};
 use crate::statistics::Counters;

@@ -64,7 +64,7 @@ impl Cache {
                     Some(batch::map(session, &entry, mapped, reference))
                 }
                 Status::CopyOnly => {
-                    let area = session.copy_area().or_else(|| session.area(true));
+                    let area = session.needed_copy_area().or_else(|| session.area(true));
                     let copied = area.and_then(|area| copy(session, &area, name, &entry, target));
                     return Ok(copied.map_or(Got::ByFile, |()| Got::Copied(length_of(&entry))));
                 }

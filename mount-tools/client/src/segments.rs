@@ -10,6 +10,7 @@ use std::num::NonZeroUsize;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use lru::LruCache;
 use parking_lot::{Mutex, RwLock};
@@ -56,6 +57,8 @@ pub(crate) struct Segments {
     hook: Arc<Hook>,
     /// Never held while a registration is made or ended: that may wait for others, or let go of views.
     mapped: RwLock<Mapped>,
+    /// How many were unmapped to make place for others, about.
+    unmapped: AtomicUsize,
     /// Those that were met last and not mapped.
     met: Mutex<LruCache<u64, ()>>,
 }
@@ -85,7 +88,13 @@ impl Segments {
         let mut met = LruCache::unbounded();
         met.resize(MET_MAX);
         let met = Mutex::new(met);
-        Ok(Self { directory, hook: Arc::clone(hook), mapped: RwLock::default(), met })
+        Ok(Self {
+            directory,
+            hook: Arc::clone(hook),
+            mapped: RwLock::default(),
+            unmapped: AtomicUsize::new(0),
+            met,
+        })
     }
 
     /// Number of the device that the mount is.
@@ -149,7 +158,10 @@ impl Segments {
         let mut mapped = self.mapped.write();
         let mut ended = Vec::new();
         if mapped.len() >= MAPPED_MAX {
-            let idle = mapped.iter().filter(|(_, mapping)| Arc::strong_count(mapping) == 1);
+            // From another place each time, or some would stay for ever.
+            let start = self.unmapped.fetch_add(UNMAPPED_AT_ONCE, Ordering::Relaxed) % mapped.len();
+            let around = mapped.iter().skip(start).chain(mapped.iter().take(start));
+            let idle = around.filter(|(_, mapping)| Arc::strong_count(mapping) == 1);
             let idle: Vec<u64> = idle.map(|(&segment, _)| segment).take(UNMAPPED_AT_ONCE).collect();
             ended.extend(idle.iter().filter_map(|segment| mapped.remove(segment)));
         }

@@ -71,7 +71,7 @@ pub(crate) struct Session {
     /// When it was looked last whether that directory is at the path still.
     compared_at: Mutex<Instant>,
     returning: Mutex<Returning>,
-    /// Memory for large batches and copies, made when it is first needed. Held for one request.
+    /// Memory for large batches, and for views of small objects. Held for one request.
     pub(crate) area: Mutex<Place>,
     /// Memory for objects that are copied in and out. Whoever finds it held goes on without it.
     pub(crate) copies: Mutex<Place>,
