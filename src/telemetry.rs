@@ -62,7 +62,7 @@ counters! {
     replacements: "tidefs_replacements_total", "Objects replaced by a newer version.";
     discarded_writes: "tidefs_discarded_writes_total", "Files dropped because their writer was killed, or what it wrote found no room or could not be sealed.";
     unknown_writers: "tidefs_unknown_writers_total", "Opens to write by processes outside of the daemon's pid namespace.";
-    copied_bytes: "tidefs_copied_bytes_total", "Bytes of solo objects that passed through the daemon's memory.";
+    copied_bytes: "tidefs_copied_bytes_total", "Bytes of solo objects that the daemon copied: through its memory, or between a segment and an area of the fast path.";
     packed_bytes: "tidefs_packed_bytes_total", "Bytes of small objects copied into packed segments.";
     packed_read_bytes: "tidefs_packed_read_bytes_total", "Bytes of packed objects read through the daemon.";
     pack_refusals: "tidefs_pack_refusals_total", "Small objects left in segments of their own for lack of room.";

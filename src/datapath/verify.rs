@@ -155,6 +155,7 @@ impl Datapath {
                     }
                 }
             });
+            // At the pace of one at a time: what is saved is for others.
             priority.rest_after(2 * pieces);
         }
     }

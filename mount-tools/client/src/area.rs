@@ -65,27 +65,16 @@ impl Session {
         MutexGuard::try_map(place, |place| place.area.as_mut()).ok()
     }
 
-    /// The area for copies, for who can do without it. `None` while another thread has it, and the first time: many programs store or
-    /// read one object and end.
-    pub(crate) fn copy_area(&self) -> Option<MappedMutexGuard<'_, Area>> {
+    /// The area for copies. `None` while another thread has it, when the daemon has no room for one, and, for who can do without it,
+    /// the first time: many programs store or read one object and end.
+    pub(crate) fn copy_area(&self, is_needed: bool) -> Option<MappedMutexGuard<'_, Area>> {
         if self.is_inherited() {
             return None;
         }
         let mut place = self.copies.try_lock()?;
-        if !std::mem::replace(&mut place.is_wanted, true) && place.area.is_none() {
-            return None;
+        if std::mem::replace(&mut place.is_wanted, true) || is_needed {
+            place.fill(self, COPY_BYTES);
         }
-        drop(place);
-        self.needed_copy_area()
-    }
-
-    /// The same for who needs one. `None` while another thread has it, and when there is no room for one.
-    pub(crate) fn needed_copy_area(&self) -> Option<MappedMutexGuard<'_, Area>> {
-        if self.is_inherited() {
-            return None;
-        }
-        let mut place = self.copies.try_lock()?;
-        place.fill(self, COPY_BYTES);
         MutexGuard::try_map(place, |place| place.area.as_mut()).ok()
     }
 

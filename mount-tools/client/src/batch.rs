@@ -110,9 +110,7 @@ struct Small {
 fn copy_small(session: &Session, area: &Area, keys: &[Name<'_>], small: &[Small], answers: &mut [Answer]) {
     let mut rest = small;
     while !rest.is_empty() {
-        // The look-up has counted that they are used.
-        let flags = if session.offers(Features::PROBE) { Flags::PROBE } else { Flags::NONE };
-        let mut request = Encoder::new(flags, session.scope, size_of::<Entry>());
+        let mut request = session.copying();
         let mut at = 0;
         let taken = rest.iter().take(BATCH_MAX).take_while(|&&Small { index, length, .. }| {
             let get = Get { offset: 0, length, area: area.segment, target: at, name: keys[index] };

@@ -50,33 +50,31 @@ impl Cache {
         let mut start = 0;
         // Let go between requests: another thread may have it then, and this one goes on without.
         while start < objects.len()
-            && let Some(area) = session.copy_area()
+            && let Some(area) = session.copy_area(false)
         {
             let records = copy_in(&area, &objects[start..], mode);
-            let mut becomes = records.iter().map(|_| Copied::Not).collect::<Vec<_>>();
+            let these = start..start + records.len();
+            start = these.end;
+            let became = &mut copied[these];
+            let mut by_file = None;
             let asked =
                 session.each(Command::PutFrom, Flags::NONE, &records, |_, first, outcomes: &[Outcome]| {
-                    for ((outcome, became), record) in
-                        outcomes.iter().zip(&mut becomes[first..]).zip(&records[first..])
-                    {
-                        *became = self.became_of(record.name.0, outcome.status());
-                        match outcome.status() {
-                            Status::Ok => session.directories.note_stored(record.name.0),
-                            Status::AskByFile => session.directories.note_by_file(record.name.0),
-                            _ => {}
-                        }
+                    for (outcome, index) in outcomes.iter().zip(first..) {
+                        let (key, status) = (records[index].name.0, outcome.status());
+                        became[index] = self.became_of(key, status);
+                        by_file = by_file.or((status == Status::AskByFile).then_some(key));
                     }
                 });
-            drop(area);
-            let is_over = asked.is_err()
-                || becomes.iter().any(|became| matches!(became, Copied::Not))
-                || !becomes.iter().any(|became| matches!(became, Copied::Stored));
-            let end = start + becomes.len();
-            copied.splice(start..end, becomes);
-            start = end;
-            if is_over {
-                // What comes behind one that is to be begun is begun along with it, and so is what comes behind a request for which
-                // there was no room at all.
+            let is_stored = |became: &Copied| matches!(became, Copied::Stored);
+            let stored = records.iter().zip(&*became).filter(|(_, became)| is_stored(became));
+            session.directories.note_stored(stored.map(|(record, _)| record.name.0));
+            if let Some(key) = by_file {
+                session.directories.note_by_file(key);
+            }
+            // What comes behind one that is to be begun is begun along with it, and so is what comes behind a request for which there
+            // was no room at all.
+            let is_whole = asked.is_ok() && !became.iter().any(|became| matches!(became, Copied::Not));
+            if !is_whole || !became.iter().any(is_stored) {
                 break;
             }
         }

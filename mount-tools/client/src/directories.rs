@@ -56,22 +56,27 @@ impl Directories {
         are_known || count == 1
     }
 
-    /// An object of this key was stored by request.
-    pub(crate) fn note_stored(&self, key: &[u8]) {
-        self.note(key, Stores::ByRequest);
-    }
-
-    /// The daemon sends objects of such a key to their files.
-    pub(crate) fn note_by_file(&self, key: &[u8]) {
-        self.note(key, Stores::ByFile { since: Instant::now() });
-    }
-
-    fn note(&self, key: &[u8], stores: Stores) {
-        let (mut known, directory) = (self.0.lock(), directory_of(key));
-        match known.get_mut(directory) {
-            Some(known) => *known = stores,
-            None => _ = known.put(directory.into(), stores),
+    /// Objects of these keys were stored by request.
+    pub(crate) fn note_stored<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) {
+        let (mut known, mut last) = (self.0.lock(), None);
+        for directory in keys.map(directory_of) {
+            if last != Some(directory) {
+                note(&mut known, directory, Stores::ByRequest);
+                last = Some(directory);
+            }
         }
+    }
+
+    /// The daemon sends an object of this key to its file.
+    pub(crate) fn note_by_file(&self, key: &[u8]) {
+        note(&mut self.0.lock(), directory_of(key), Stores::ByFile { since: Instant::now() });
+    }
+}
+
+fn note(known: &mut LruCache<Box<[u8]>, Stores>, directory: &[u8], stores: Stores) {
+    match known.get_mut(directory) {
+        Some(known) => *known = stores,
+        None => _ = known.put(directory.into(), stores),
     }
 }
 
@@ -90,9 +95,10 @@ mod tests {
         let may = |keys: &[&str]| directories.may_share_request(keys.iter().map(|key| key.as_bytes()));
         assert!(may(&["a/1", "a/2"]) && may(&["1", "2"]), "one directory");
         assert!(!may(&["a/1", "b/1"]) && !may(&["1", "a/1"]));
-        directories.note_stored(b"a/7");
+        let note = |key: &'static str| directories.note_stored([key.as_bytes()].into_iter());
+        note("a/7");
         assert!(!may(&["a/1", "b/1"]), "one of them is known");
-        directories.note_stored(b"b/7");
+        note("b/7");
         assert!(may(&["a/1", "b/1", "a/2"]));
         assert!(!may(&["a/1", "b/c/1"]));
     }
@@ -103,11 +109,11 @@ mod tests {
         let may = |keys: &[&str]| directories.may_share_request(keys.iter().map(|key| key.as_bytes()));
         directories.note_by_file(b"a/1");
         assert!(!may(&["a/2"]));
-        let (past, _) = (Instant::now().checked_sub(BY_FILE_FOR).unwrap(), ());
-        directories.note(b"a/1", Stores::ByFile { since: past });
+        let since = Instant::now().checked_sub(BY_FILE_FOR).unwrap();
+        note(&mut directories.0.lock(), b"a", Stores::ByFile { since });
         assert!(may(&["a/2"]), "it may have changed");
         directories.note_by_file(b"a/1");
-        directories.note_stored(b"a/1");
+        directories.note_stored([&b"a/1"[..]].into_iter());
         assert!(may(&["a/2"]));
     }
 }

@@ -7,7 +7,7 @@
 //! Limits: up to [`COPY_BYTES`]; longer ones are mapped at once. Where references are kept, and where segments are registered with a
 //! device, all are.
 
-use tidefs_control_api::ioctl::{Command, Encoder, Entry, Features, Flags, Get, Name, Status, results};
+use tidefs_control_api::ioctl::{Command, Entry, Features, Flags, Get, Name, Status, results};
 
 use crate::area::{Area, COPY_BYTES};
 use crate::batch::{self, Answer};
@@ -54,7 +54,7 @@ impl Cache {
                         && target.len().min(length_of(&entry)) <= COPY_BYTES
                         && session.segments.is_new(entry.segment.get());
                     if is_to_copy
-                        && let Some(area) = session.copy_area()
+                        && let Some(area) = session.copy_area(false)
                         && copy(session, &area, name, &entry, target).is_some()
                     {
                         let length = length_of(&entry);
@@ -64,7 +64,7 @@ impl Cache {
                     Some(batch::map(session, &entry, mapped, reference))
                 }
                 Status::CopyOnly => {
-                    let area = session.needed_copy_area().or_else(|| session.area(true));
+                    let area = session.copy_area(true).or_else(|| session.area(true));
                     let copied = area.and_then(|area| copy(session, &area, name, &entry, target));
                     return Ok(copied.map_or(Got::ByFile, |()| Got::Copied(length_of(&entry))));
                 }
@@ -110,10 +110,8 @@ fn copy(session: &Session, area: &Area, name: Name<'_>, found: &Entry, target: &
     if count == 0 {
         return Some(());
     }
-    // The look-up has counted that it is used.
-    let flags = if session.offers(Features::PROBE) { Flags::PROBE } else { Flags::NONE };
     let length = count as u64;
-    let mut request = Encoder::new(flags, session.scope, size_of::<Entry>());
+    let mut request = session.copying();
     let is_asked = request.push(&Get { offset: 0, length, area: area.segment, target: 0, name });
     let reply = is_asked.then(|| session.call(Command::GetInto, request, 0).ok()).flatten()?;
     let (_, entries) = results::<Entry>(&reply)?;

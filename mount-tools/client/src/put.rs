@@ -135,7 +135,7 @@ impl Cache {
         let unsealed = writer::seal_each(writers);
         if let (true, Some(opened)) = (unsealed.is_empty(), self.sessions.live()) {
             let keys = begun_of.iter().map(|&index| objects[index].0.as_ref());
-            keys.for_each(|key| opened.session.directories.note_stored(key));
+            opened.session.directories.note_stored(keys);
         }
         failures.extend(unsealed.into_iter().map(|(index, error)| (begun_of[index], error)));
     }

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tidefs_control_api::ioctl::{
-    BATCH_MAX, CONTROL_FILE, Command, Encoder, Features, Flags, Header, Range, Record, SEGMENT_DIRECTORY,
-    VersionReply, results,
+    BATCH_MAX, CONTROL_FILE, Command, Encoder, Entry, Features, Flags, Header, Range, Record,
+    SEGMENT_DIRECTORY, VersionReply, results,
 };
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
@@ -179,6 +179,12 @@ impl Session {
 
     pub(crate) fn offers(&self, features: Features) -> bool {
         Features(self.facts.features.get()).has(features)
+    }
+
+    /// An empty GET_INTO, for what was looked up: that has counted a use.
+    pub(crate) fn copying(&self) -> Encoder {
+        let flags = if self.offers(Features::PROBE) { Flags::PROBE } else { Flags::NONE };
+        Encoder::new(flags, self.scope, size_of::<Entry>())
     }
 
     /// Makes a request whose reply has at least `room` bytes.

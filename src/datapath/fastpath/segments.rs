@@ -26,6 +26,24 @@ const AREAS_COUNT_MAX: u64 = 8192;
 /// Segments that were lent to disks are looked through for those that are given back when there are so many.
 const LENT_KEPT: usize = 256;
 
+/// Areas, counted.
+#[derive(Clone, Copy, Debug, Default)]
+struct Areas {
+    bytes: ByteCount,
+    count: u64,
+}
+
+impl Areas {
+    fn with(self, more: Self) -> Self {
+        Self { bytes: self.bytes.saturating_add(more.bytes), count: self.count + more.count }
+    }
+
+    /// Whether they are no more than a part of what there may be.
+    fn fit(self, capacity: ByteCount, part: u64) -> bool {
+        self.bytes.get() <= capacity.get() / (AREAS_SHARE * part) && self.count <= AREAS_COUNT_MAX / part
+    }
+}
+
 /// What a client may know of a segment.
 #[derive(Debug)]
 pub(super) enum Use {
@@ -71,8 +89,8 @@ pub(in crate::datapath) struct Segments {
     pub(super) pool: Pool,
     /// The mappings that disks are written from, of whatever segment: it is not cut while one lives.
     lent: HashMap<SegmentId, Vec<Weak<Mapping>>>,
-    /// Bytes of the areas of each user, and how many there are.
-    areas: HashMap<u32, (ByteCount, u64)>,
+    /// The areas of each user.
+    areas: HashMap<u32, Areas>,
     retired: VecDeque<SegmentId>,
     /// How many were ever retired: the number of the next one.
     retired_total: u64,
@@ -118,16 +136,10 @@ impl Segments {
     /// Counts an area of a user, if there may be one more: nothing evicts areas, whoever may write nowhere may have some, and
     /// they are not to take the room of objects.
     pub(super) fn count_area(&mut self, uid: u32, length: ByteCount, capacity: ByteCount) -> bool {
-        let add =
-            |sum: (ByteCount, u64), more: (ByteCount, u64)| (sum.0.saturating_add(more.0), sum.1 + more.1);
-        let one = (length, 1);
-        let all = self.areas.values().fold(one, |sum, areas| add(sum, *areas));
-        let own = add(self.areas.get(&uid).copied().unwrap_or_default(), one);
-        let (bytes_max, count_max) = (capacity.get() / AREAS_SHARE, AREAS_COUNT_MAX);
-        let part = if uid == 0 { 1 } else { 2 };
-        let may_be =
-            |areas: (ByteCount, u64), part| areas.0.get() <= bytes_max / part && areas.1 <= count_max / part;
-        let fits = may_be(all, 1) && may_be(own, part);
+        let one = Areas { bytes: length, count: 1 };
+        let all = self.areas.values().fold(one, |sum, areas| sum.with(*areas));
+        let own = self.areas.get(&uid).copied().unwrap_or_default().with(one);
+        let fits = all.fit(capacity, 1) && own.fit(capacity, if uid == 0 { 1 } else { 2 });
         if fits {
             self.areas.insert(uid, own);
         }
@@ -136,10 +148,10 @@ impl Segments {
 
     /// An area is given back.
     pub(super) fn uncount_area(&mut self, uid: u32, length: ByteCount) {
-        if let Some((bytes, count)) = self.areas.get_mut(&uid) {
-            *bytes = bytes.saturating_sub(length);
-            *count -= 1;
-            if *count == 0 {
+        if let Some(areas) = self.areas.get_mut(&uid) {
+            areas.bytes = areas.bytes.saturating_sub(length);
+            areas.count = areas.count.saturating_sub(1);
+            if areas.count == 0 {
                 self.areas.remove(&uid);
             }
         }

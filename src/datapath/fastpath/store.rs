@@ -264,7 +264,8 @@ impl Datapath {
     }
 
     /// Makes objects of bytes in areas of the session; of one that is not to be tried the request says why. `tell` is called once
-    /// for each, in order. They are published together, but for what may not be kept from being evicted at once.
+    /// for each, in order. They are published together, as many as may be kept from being evicted meanwhile, and
+    /// before one that finds no room beside them, which is tried again then.
     pub fn put_from<'n>(
         &self,
         session: &Session,
