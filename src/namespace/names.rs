@@ -25,6 +25,8 @@ const ENCODED_MAX: usize = HEADER + NAME_LENGTH_MAX;
 const SIZES: usize = ENCODED_MAX.div_ceil(GRAIN);
 /// Bytes of a chunk.
 const CHUNK: usize = 16 * 1024;
+/// The digits of each byte.
+static PAIRS: [[u8; 2]; 256] = pairs();
 /// End of a list of free cells.
 const NO_CELL: u32 = u32::MAX;
 
@@ -43,14 +45,14 @@ impl NameRef {
 }
 
 /// A name in the form in which it is stored.
-pub(super) struct Encoded {
+struct Encoded {
     bytes: [u8; ENCODED_MAX],
     length: usize,
 }
 
 impl Encoded {
     /// Encodes a name of at most [`NAME_LENGTH_MAX`] bytes; what is longer is no name and equals none.
-    pub(super) fn of(name: &[u8]) -> Self {
+    fn of(name: &[u8]) -> Self {
         let mut encoded = Self { bytes: [0; ENCODED_MAX], length: 0 };
         if name.is_empty() || name.len() > NAME_LENGTH_MAX {
             return encoded;
@@ -100,19 +102,47 @@ fn digit(byte: u8) -> Option<u8> {
     }
 }
 
-fn decode(cell: &[u8]) -> Name {
+const fn pairs() -> [[u8; 2]; 256] {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut pairs = [[0; 2]; 256];
+    let mut byte = 0;
+    while byte < pairs.len() {
+        pairs[byte] = [DIGITS[byte >> 4], DIGITS[byte & 15]];
+        byte += 1;
+    }
+    pairs
+}
+
+/// What a cell holds: what stands before the run, the run in half its length, and what stands behind it.
+fn parts(cell: &[u8]) -> [&[u8]; 3] {
     let [before, pairs, after] = [cell[0], cell[1], cell[2]].map(usize::from);
     let (before, rest) = cell[HEADER..].split_at(before);
     let (run, rest) = rest.split_at(pairs);
+    [before, run, &rest[..after]]
+}
+
+fn decode(cell: &[u8]) -> Name {
+    let [before, run, after] = parts(cell);
     let mut bytes = [0; NAME_LENGTH_MAX];
     let mut length = 0;
-    let digits = run.iter().flat_map(|byte| [DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
-    for byte in before.iter().copied().chain(digits).chain(rest[..after].iter().copied()) {
+    let digits = run.iter().flat_map(|&byte| PAIRS[usize::from(byte)]);
+    for byte in before.iter().copied().chain(digits).chain(after.iter().copied()) {
         bytes[length] = byte;
         length += 1;
     }
     Name::of_checked(&bytes[..length])
+}
+
+/// Whether a cell holds that name. It is not encoded for that, which would take longer.
+fn holds(cell: &[u8], name: &[u8]) -> bool {
+    let [before, run, after] = parts(cell);
+    let Some(digits) = name.strip_prefix(before).and_then(|rest| rest.strip_suffix(after)) else {
+        return false;
+    };
+    let (pairs, odd) = digits.as_chunks::<2>();
+    odd.is_empty()
+        && pairs.len() == run.len()
+        && pairs.iter().zip(run).all(|(pair, &byte)| *pair == PAIRS[usize::from(byte)])
 }
 
 /// Cells of one size.
@@ -214,11 +244,9 @@ impl Names {
         self.cell(name).map_or_else(Name::none, decode)
     }
 
-    /// Whether it is the one that was encoded.
-    pub(super) fn is(&self, name: NameRef, encoded: &Encoded) -> bool {
-        let encoded = encoded.as_bytes();
-        // The lengths at the start say how much of the cell counts.
-        self.cell(name).is_some_and(|cell| !encoded.is_empty() && cell.get(..encoded.len()) == Some(encoded))
+    /// Whether it is this one.
+    pub(super) fn is(&self, name: NameRef, bytes: &[u8]) -> bool {
+        self.cell(name).is_some_and(|cell| holds(cell, bytes))
     }
 
     /// Forgets a name. The reference means nothing any more.
@@ -267,7 +295,7 @@ mod tests {
         let mut names = Names::new();
         for (stored, other) in [("abc", "ab"), ("ab", "abc"), ("aB", "ab"), ("0a", "0a0a"), ("x.0", "x.00")] {
             let stored = names.store(&name(stored.as_bytes()));
-            assert!(!names.is(stored, &Encoded::of(other.as_bytes())), "{other}");
+            assert!(!names.is(stored, other.as_bytes()), "{other}");
         }
     }
 
@@ -306,9 +334,8 @@ mod tests {
                     let (_, gone) = kept.swap_remove(index.index(kept.len()));
                     names.release(gone);
                 }
-                let encoded = Encoded::of(&bytes);
                 for (other, stored) in &kept {
-                    prop_assert_eq!(names.is(*stored, &encoded), *other == bytes);
+                    prop_assert_eq!(names.is(*stored, &bytes), *other == bytes);
                 }
                 let stored = names.store(&name(&bytes));
                 kept.push((bytes, stored));

@@ -5,7 +5,6 @@
 //! - A directory that was removed is empty, and nothing is hung into it any more.
 
 use super::super::directory::{Children, Cookie, Directory};
-use super::super::names::Encoded;
 use super::super::node::{Body, Name, Node, Slot};
 use super::Tree;
 
@@ -49,8 +48,7 @@ impl<F> Tree<F> {
     #[must_use]
     pub fn child(&self, parent: Slot, name: &[u8]) -> Option<Slot> {
         let children: &Children = &self.directory(parent)?.children;
-        let encoded = Encoded::of(name);
-        children.candidates(name).find(|&slot| self.names.is(self.node(slot).name, &encoded))
+        children.candidates(name).find(|&slot| self.names.is(self.node(slot).name, name))
     }
 
     /// The name of a live node: where it stands, or where it stood last.
