@@ -17,7 +17,7 @@ use tokio::task::yield_now;
 use super::begin::begin;
 use super::commands::{Reply, scope_of};
 use super::ioctl::{answer, reply_with, with_request};
-use crate::datapath::{Caller, Datapath, Session};
+use crate::datapath::{Caller, Datapath, Session, Unknown};
 use crate::namespace::{Ino, Name};
 
 /// Levels of directories of other members that one request finds its way through.
@@ -47,7 +47,7 @@ impl Asked {
     ) {
         let unknown = self.unknown(datapath);
         let runtime = datapath.cluster().map(|side| side.runtime().clone());
-        let Some(runtime) = runtime.filter(|_| !unknown.is_empty()) else {
+        let Some(runtime) = runtime.filter(|_| !unknown.parts.is_empty()) else {
             return reply_with(datapath, self.command, Ok(()), bytes, self.room, reply);
         };
         if self.command == Command::Lookup {
@@ -67,22 +67,23 @@ impl Asked {
 
     /// Asks for names, and for what comes to light behind them: a directory first, then what is in it. Returns all that was
     /// asked for; nothing when it was too much at once to be loaded.
-    async fn ask(&self, datapath: &Datapath, unknown: Vec<(Ino, Name)>) -> Vec<(Ino, Name)> {
-        let (mut unknown, mut asked, mut are_few) = (unknown, Vec::new(), true);
+    async fn ask(&self, datapath: &Datapath, mut unknown: Unknown) -> Vec<(Ino, Name)> {
+        let (mut asked, mut are_few) = (Vec::new(), true);
         for _ in 0..LEVELS_MAX {
-            if unknown.len() > BEGUN_MAX {
+            let Unknown { parts, hides_more } = unknown;
+            if parts.len() > BEGUN_MAX {
                 are_few = false;
                 // From here on it is for the runtime.
                 yield_now().await;
             }
-            datapath.ask(unknown.clone()).await;
-            let left = self.unknown(datapath);
-            let is_over = left.is_empty() || left == unknown;
-            asked.append(&mut unknown);
+            let mut kept = if are_few || hides_more { parts.clone() } else { Vec::new() };
+            datapath.ask(parts).await;
+            unknown = if hides_more { self.unknown(datapath) } else { Unknown::default() };
+            let is_over = unknown.parts.is_empty() || unknown.parts == kept;
+            asked.append(&mut kept);
             if is_over {
                 break;
             }
-            unknown = left;
         }
         if are_few { asked } else { Vec::new() }
     }
@@ -101,13 +102,13 @@ impl Asked {
         }
     }
 
-    fn unknown(&self, datapath: &Datapath) -> Vec<(Ino, Name)> {
+    fn unknown(&self, datapath: &Datapath) -> Unknown {
         let names = |request: &Request<'_>| match &request.body {
             Body::Lookup(names) | Body::Prefix(names) | Body::Prefetch(names) => {
                 let names = names.iter().map(|name| name.0);
                 datapath.unknown_elsewhere(&self.session, scope_of(request), names)
             }
-            _ => Vec::new(),
+            _ => Unknown::default(),
         };
         // It was understood before.
         with_request(datapath, &self.session, self.command, &self.payload, |request, _| Ok(names(request)))

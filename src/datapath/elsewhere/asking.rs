@@ -1,12 +1,17 @@
 //! Asking the other members what names stand for, and entering what they answer into the tables.
+//!
+//! Limits: [`AT_ONCE`] names are entered under one hold of the lock.
 
 use super::super::{Datapath, State};
+use super::Paths;
 use crate::cluster::shards::KeyId;
 use crate::cluster::{Facts, Found};
 use crate::namespace::{Attributes, Ino, Name};
 
 /// How often a name that changes while it is asked for is asked for again.
 const ASKED_MAX: u32 = 3;
+/// Names that are noted or entered under one hold of the lock.
+const AT_ONCE: usize = 64;
 
 impl Datapath {
     /// Asks the other members what names in directories stand for, and shows what they hold: one message to each member that
@@ -23,41 +28,49 @@ impl Datapath {
             }
             self.telemetry.catalog_lookups.add(paths.len() as u64);
             let found = side.cluster.find(paths, side.deadline()).await;
-            let overtaken = |(question, found): (Question<'_>, Found)| self.learn(question, found).err();
-            names = questions.into_iter().zip(found).filter_map(overtaken).collect();
+            names = self.learn(found.into_iter().zip(questions));
         }
     }
 
     /// Notes that names are asked for, but for those that stand for something here. Returns their paths, too.
     fn begin_to_ask(&self, names: Vec<(Ino, Name)>) -> (Vec<Vec<u8>>, Vec<Question<'_>>) {
         let (mut paths, mut questions) = (Vec::with_capacity(names.len()), Vec::with_capacity(names.len()));
-        let mut state = self.lock();
-        for (parent, name) in names {
-            let Ok(slot) = state.slot_of(parent) else { continue };
-            if state.tree.child(slot, name.as_bytes()).is_some_and(|child| !state.is_first_here(child)) {
-                continue;
+        let mut names = names.into_iter().peekable();
+        while names.peek().is_some() {
+            let (mut state, mut known) = (self.lock(), Paths::new());
+            for (parent, name) in names.by_ref().take(AT_ONCE) {
+                let Ok(slot) = state.slot_of(parent) else { continue };
+                if state.tree.child(slot, name.as_bytes()).is_some_and(|child| !state.is_first_here(child)) {
+                    continue;
+                }
+                let path = known.of(&state, slot, name.as_bytes()).to_vec();
+                let key = KeyId::of(&path);
+                state.elsewhere.begin(key);
+                paths.push(path);
+                // Ends the question also when the asker goes away meanwhile.
+                questions.push(Question { datapath: self, key, parent, name: Some(name) });
             }
-            let path = state.path_of_child(slot, name.as_bytes());
-            let key = KeyId::of(&path);
-            state.elsewhere.begin(key);
-            paths.push(path);
-            // Ends the question also when the asker goes away meanwhile.
-            questions.push(Question { datapath: self, key, parent, name: Some(name) });
         }
         (paths, questions)
     }
 
-    /// Enters an answer into the tables. Returns the name when it was overtaken by a change.
-    fn learn(&self, mut question: Question<'_>, found: Found) -> Result<(), (Ino, Name)> {
-        let (key, parent) = (question.key, question.parent);
-        // Taken once, here.
-        let Some(name) = question.name.take() else { return Ok(()) };
-        let mut state = self.lock();
-        if state.elsewhere.end(key) {
-            return Err((parent, name));
+    /// Enters answers into the tables. Returns the names that were overtaken by a change.
+    fn learn<'a>(&self, answers: impl Iterator<Item = (Found, Question<'a>)>) -> Vec<(Ino, Name)> {
+        let (mut answers, mut overtaken) = (answers.peekable(), Vec::new());
+        while answers.peek().is_some() {
+            let mut state = self.lock();
+            for (found, mut question) in answers.by_ref().take(AT_ONCE) {
+                let (key, parent) = (question.key, question.parent);
+                // Taken once, here: a question without it does not ask for the lock when it goes.
+                let Some(name) = question.name.take() else { continue };
+                if state.elsewhere.end(key) {
+                    overtaken.push((parent, name));
+                } else {
+                    self.enter(&mut state, parent, name, key, found);
+                }
+            }
         }
-        self.enter(&mut state, parent, name, key, found);
-        Ok(())
+        overtaken
     }
 
     fn enter(&self, state: &mut State, parent: Ino, name: Name, key: KeyId, found: Found) {
@@ -88,7 +101,7 @@ impl Datapath {
             Found::Present { stamp, facts: Facts::File(_), copies }
                 if state.elsewhere.unreached.hides(key, stamp, &copies, self.clock.monotonic()) => {}
             Found::Present { stamp, facts: Facts::File(facts), copies } => {
-                state.show(parent, name, stamp, &facts, copies);
+                state.show((parent, name), written, stamp, &facts, copies);
             }
             Found::Present { facts: Facts::Directory(facts), .. } => {
                 let attributes = Attributes::new(facts.mode, facts.uid, facts.gid, self.now_ns());

@@ -18,6 +18,7 @@ mod side;
 // What others hold: asked for, shown without bytes, fetched, and left alone when nobody can give it.
 mod asking;
 mod fetch;
+mod paths;
 mod shown;
 mod soft;
 mod stream;
@@ -50,6 +51,7 @@ use crate::namespace::{Cookie, Ino, Slot};
 pub(super) use fetch::Away;
 pub use member::MemberSide;
 pub use news::News;
+pub(super) use paths::Paths;
 pub use side::ClusterSide;
 pub use stream::Stream;
 pub(super) use stream::{Arriving, Reach};
@@ -218,13 +220,17 @@ impl State {
 
     /// Whether the name is known to stand for nothing on any member.
     pub(super) fn is_absent_everywhere(&mut self, parent: Slot, name: &[u8]) -> bool {
-        let key = KeyId::of(&self.path_of_child(parent, name));
+        self.is_key_absent(KeyId::of(&self.path_of_child(parent, name)))
+    }
+
+    /// The same of a name by its key.
+    pub(super) fn is_key_absent(&mut self, key: KeyId) -> bool {
         self.elsewhere.absent.get(&key).is_some()
     }
 
     /// The same, which does not count as a use of what is remembered.
-    pub(super) fn was_absent_everywhere(&self, parent: Slot, name: &[u8]) -> bool {
-        self.elsewhere.absent.contains(&KeyId::of(&self.path_of_child(parent, name)))
+    pub(super) fn was_key_absent(&self, key: KeyId) -> bool {
+        self.elsewhere.absent.contains(&key)
     }
 
     /// What the cluster is told of the node in `slot`; `None` for what is only here: hidden files, temporary names, slot

@@ -55,11 +55,12 @@ impl State {
         self.has_members() && self.is_first_here(slot) && !self.is_absent_everywhere(parent, name.as_bytes())
     }
 
-    /// Shows an object of another member under its name, without its bytes; in front of what is being written there.
+    /// Shows an object of another member under its name in a directory, without its bytes; in front of `next`, which is being
+    /// written there.
     pub(super) fn show(
         &mut self,
-        parent: Slot,
-        name: Name,
+        (parent, name): (Slot, Name),
+        next: Option<Slot>,
         stamp: Stamp,
         facts: &FileFacts,
         copies: Vec<Copy>,
@@ -83,13 +84,13 @@ impl State {
             mtime_ns: facts.mtime_ns,
             ctime_ns: object.sealed_at_ns,
         };
-        let next = self.tree.child(parent, name.as_bytes());
+        let place = next.map(|next| (next, name.clone()));
         next.into_iter().for_each(|next| self.leave_name(next));
         let slot = self.tree.make(attributes, Body::File(object));
-        let shown = self.tree.attach(slot, parent, name.clone());
+        let shown = self.tree.attach(slot, parent, name);
         shown.expect("the name is free, in a directory that was not removed");
         self.elsewhere.copies.insert(slot, copies);
-        if let Some(next) = next {
+        if let Some((next, name)) = place {
             self.supersede(slot, next, (parent, name));
         }
         let ino = self.tree.ino(slot);

@@ -25,6 +25,15 @@ pub struct Run {
     pub end: Option<Located>,
 }
 
+/// What other members are to be asked for.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Unknown {
+    /// Names in directories.
+    pub parts: Vec<(Ino, Name)>,
+    /// Whether some of them are directories on the way to what is looked for.
+    pub hides_more: bool,
+}
+
 /// What a name of a batch stands for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Spot {
@@ -159,18 +168,22 @@ impl Datapath {
         session: &Session,
         scope: Ino,
         names: impl Iterator<Item = &'n [u8]>,
-    ) -> Vec<(Ino, Name)> {
-        let (mut names, mut unknown) = (names.peekable(), Vec::new());
+    ) -> Unknown {
+        let (mut names, mut unknown) = (names.peekable(), Unknown::default());
         while names.peek().is_some() {
             let state = self.lock();
             if !state.has_members() {
                 break;
             }
-            let walk = Walk::new(&state, session.credentials(), scope);
+            let mut walk = Walk::new(&state, session.credentials(), scope);
             for name in names.by_ref().take(LOCKED_AT_ONCE) {
-                let found = walk.unknown(&state, name);
+                let Some((parent, part, is_last)) = walk.unknown(&state, name) else { continue };
+                unknown.hides_more |= !is_last;
                 // A directory of many names comes many times in a row.
-                unknown.extend(found.filter(|found| unknown.last() != Some(found)));
+                let is_same = |(within, last): &(Ino, Name)| *within == parent && *last == part;
+                if !unknown.parts.last().is_some_and(is_same) {
+                    unknown.parts.push((parent, part));
+                }
             }
         }
         unknown
@@ -239,7 +252,7 @@ impl Datapath {
         let key = key_hash(within.id, leaf);
         let Some(slot) = state.tree.child(within.slot, leaf) else {
             let may_be_elsewhere = state.is_unnamed(within.id, leaf)
-                || (state.has_members() && !state.is_absent_everywhere(within.slot, leaf));
+                || (state.has_members() && !state.is_key_absent(walk.key(state, within.slot, leaf)));
             if may_be_elsewhere {
                 // A disk or another member may have it, and a file call asks.
                 return (None, Located::AskByFile);

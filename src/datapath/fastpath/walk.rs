@@ -6,7 +6,9 @@
 use tidefs_engine::types::DirectoryId;
 
 use super::Located;
+use crate::cluster::shards::KeyId;
 use crate::datapath::State;
+use crate::datapath::elsewhere::Paths;
 use crate::datapath::rights::{Credentials, Right};
 use crate::namespace::{Ino, Name, Slot, split_path};
 
@@ -25,6 +27,8 @@ pub(super) struct Walk<'s, 'n> {
     pub(super) credentials: &'s Credentials,
     scope: Result<Slot, Located>,
     last: Option<(&'n [u8], Result<Within, Located>)>,
+    /// Of names that are not here.
+    paths: Paths,
 }
 
 impl<'s, 'n> Walk<'s, 'n> {
@@ -34,7 +38,7 @@ impl<'s, 'n> Walk<'s, 'n> {
             Ok(slot) if !state.may_search(credentials, slot) => Err(Located::Denied),
             Ok(slot) => Ok(slot),
         };
-        Self { credentials, scope, last: None }
+        Self { credentials, scope, last: None, paths: Paths::new() }
     }
 
     /// The directory that `name` stands in, and its name there.
@@ -57,7 +61,7 @@ impl<'s, 'n> Walk<'s, 'n> {
         (within, leaf)
     }
 
-    fn walk(&self, state: &State, path: &[u8]) -> Result<Within, Located> {
+    fn walk(&mut self, state: &State, path: &[u8]) -> Result<Within, Located> {
         let mut slot = self.scope?;
         for component in path.split(|&byte| byte == b'/').filter(|component| !component.is_empty()) {
             if component == b"." || component == b".." {
@@ -65,7 +69,7 @@ impl<'s, 'n> Walk<'s, 'n> {
             }
             let Some(child) = state.tree.child(slot, component) else {
                 // Another member may have the directory, and a file call asks.
-                let may_be = state.has_members() && !state.was_absent_everywhere(slot, component);
+                let may_be = state.has_members() && !state.was_key_absent(self.key(state, slot, component));
                 return Err(if may_be { Located::AskByFile } else { Located::Absent });
             };
             slot = child;
@@ -80,20 +84,27 @@ impl<'s, 'n> Walk<'s, 'n> {
         Ok(Within { slot, id })
     }
 
-    /// The first component of `name` that nothing is known of here, with its directory: other members are to be asked.
-    pub(super) fn unknown(&self, state: &State, name: &[u8]) -> Option<(Ino, Name)> {
+    /// By what members know the name `leaf` in the directory in `slot`.
+    pub(super) fn key(&mut self, state: &State, slot: Slot, leaf: &[u8]) -> KeyId {
+        self.paths.key(state, slot, leaf)
+    }
+
+    /// The first component of `name` that nothing is known of here, with its directory: other members are to be asked. And
+    /// whether it is the last one.
+    pub(super) fn unknown(&mut self, state: &State, name: &[u8]) -> Option<(Ino, Name, bool)> {
         let mut slot = self.scope.ok()?;
-        for component in name.split(|&byte| byte == b'/').filter(|component| !component.is_empty()) {
+        let mut components = name.split(|&byte| byte == b'/').filter(|component| !component.is_empty());
+        while let Some(component) = components.next() {
             if let Some(child) = state.tree.child(slot, component) {
                 slot = child;
                 continue;
             }
             let may_look = state.tree.directory(slot).is_some()
                 && self.credentials.may(&state.tree.node(slot).attributes, Right::SEARCH);
-            if !may_look || state.was_absent_everywhere(slot, component) {
+            if !may_look || state.was_key_absent(self.key(state, slot, component)) {
                 return None;
             }
-            return Some((state.tree.ino(slot), Name::new(component).ok()?));
+            return Some((state.tree.ino(slot), Name::new(component).ok()?, components.next().is_none()));
         }
         None
     }
