@@ -51,7 +51,6 @@ struct RailState {
     rate: Rate,
     waiting_bytes: u64,
     operations: usize,
-    last_end: Instant,
 }
 
 #[derive(Debug, Default)]
@@ -95,7 +94,7 @@ pub struct RailStatus {
     pub operations: usize,
     /// Bytes of them.
     pub waiting_bytes: u64,
-    /// Measured rate; 0 before the first operation.
+    /// Measured rate; 0 before the first operation that is long enough to tell.
     pub bytes_per_second: u64,
     /// How often it has ended the connection without a success between.
     pub failures: u32,
@@ -115,12 +114,10 @@ impl Lane {
     ) -> Self {
         let longest = capabilities.operation_bytes_max.min(endpoint.operation_bytes_max());
         let capabilities = Capabilities { operation_bytes_max: longest, ..capabilities };
-        let last_end = Instant::now();
         let is_spread = rails.iter().any(|rail| rail.numa != rails[0].numa);
         let places = is_spread.then(|| Arc::clone(host));
         let has_choice = rails.len() > 1;
-        let state =
-            |rail| RailState { rail, rate: Rate::default(), waiting_bytes: 0, operations: 0, last_end };
+        let state = |rail| RailState { rail, rate: Rate::default(), waiting_bytes: 0, operations: 0 };
         let rails = Mutex::new(rails.into_iter().map(state).collect());
         Self {
             transport,
@@ -240,11 +237,7 @@ impl Lane {
         state.operations = state.operations.saturating_sub(1);
         if moved {
             self.health.succeeded(rail);
-            // While others are under way, an operation has the rail from the end of the one before it.
-            let now = Instant::now();
-            let alone = now.saturating_duration_since(began.max(state.last_end));
-            state.rate.sample(length, u64::try_from(alone.as_nanos()).unwrap_or(u64::MAX));
-            state.last_end = now;
+            state.rate.ended(length, began, Instant::now());
         }
     }
 

@@ -243,15 +243,37 @@ fn a_cancelled_batch_leaves_the_queue_and_the_endpoint() {
 
 #[test]
 fn a_rail_counts_what_is_under_way_and_its_rate() {
+    const LENGTH: u64 = 1 << 20;
     let stand = stand(1, false);
+    let region = Arc::new(Region::anonymous(ByteCount(LENGTH), PageKind::Base, Access::Read).unwrap());
+    let memory = MemorySlice::new(&region, RegionId(1), 0, ByteCount(LENGTH)).unwrap();
     let began = Instant::now();
-    assert_eq!(stand.lane.take_rail(&stand.memory), RailId(0));
-    assert_eq!(stand.lane.rails()[0].waiting_bytes, 1000);
+    assert_eq!(stand.lane.take_rail(&memory), RailId(0));
+    assert_eq!(stand.lane.rails()[0].waiting_bytes, LENGTH);
     std::thread::sleep(Duration::from_millis(1));
-    stand.lane.ended(RailId(0), 1000, began, true);
+    stand.lane.ended(RailId(0), LENGTH, began, true);
     let rails = stand.lane.rails();
     assert_eq!((rails[0].waiting_bytes, rails[0].operations), (0, 0));
-    assert!((1..=1_000_000).contains(&rails[0].bytes_per_second), "{rails:?}");
+    assert!((1..=1000 * LENGTH).contains(&rails[0].bytes_per_second), "{rails:?}");
+}
+
+/// What is short takes the time of the way there and back, which says nothing of how much goes by it.
+#[test]
+fn a_rail_that_has_carried_something_short_is_not_slower_than_the_other() {
+    let rail = |id| Rail {
+        id: RailId(id),
+        name: "test".into(),
+        numa: None,
+        pci_links: None,
+        nominal_bytes_per_second: 1 << 30,
+    };
+    let stand = stand_on(vec![rail(0), rail(1)], &Arc::default(), 1, false);
+    let began = Instant::now();
+    let first = stand.lane.take_rail(&stand.memory);
+    std::thread::sleep(Duration::from_millis(1));
+    stand.lane.ended(first, 1000, began, true);
+    let taken: Vec<u16> = (0..4).map(|_| stand.lane.take_rail(&stand.memory).0).collect();
+    assert_eq!(taken, [0, 1, 0, 1]);
 }
 
 #[test]

@@ -90,7 +90,6 @@ pub(super) struct Domain {
     /// What the NIC carries.
     rate: Rate,
     in_flight_bytes: u64,
-    last_end: Instant,
     fresh_keys: Keys,
     settings: Settings,
     /// Our address, as peers get it: changes when the endpoint is opened again, and is all zeros where it cannot be.
@@ -139,7 +138,6 @@ impl Domain {
             blocked: HashMap::new(),
             rate: Rate::default(),
             in_flight_bytes: 0,
-            last_end: Instant::now(),
             fresh_keys: Keys::new(nic.facts().key_bytes, random),
             settings,
             name,

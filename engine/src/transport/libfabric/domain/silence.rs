@@ -41,9 +41,7 @@ impl Domain {
         self.in_flight_bytes = self.in_flight_bytes.saturating_sub(bytes);
         if moved {
             let now = Instant::now();
-            let alone = now.saturating_duration_since(flight.began.max(self.last_end));
-            self.rate.sample(bytes, u64::try_from(alone.as_nanos()).unwrap_or(u64::MAX));
-            self.last_end = now;
+            self.rate.ended(bytes, flight.began, now);
             self.heard.insert(flight.job.peer, now);
         }
     }
