@@ -8,6 +8,7 @@ mod death;
 mod engines;
 mod harness;
 mod missing;
+mod panics;
 mod pieces;
 mod strict;
 mod transfers;

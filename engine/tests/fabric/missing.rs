@@ -43,7 +43,7 @@ fn renewed(fabric: &Fabric, memory: &Memory) -> Memory {
     Memory { key: key.map_or_else(|| Arc::clone(&memory.key), Arc::from), ..memory.clone() }
 }
 
-fn until(what: &str, is_so: impl Fn() -> bool) {
+pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
     let limit = Instant::now() + PATIENCE;
     while !is_so() {
         assert!(Instant::now() < limit, "never seen: {what}");

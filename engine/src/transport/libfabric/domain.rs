@@ -194,12 +194,12 @@ impl Domain {
             Command::Forget(peer) => self.forget(peer),
             Command::Post(jobs) => self.waiting.extend(jobs),
             Command::Cancel(connection, batch) => self.give_up(&Error::Cancelled, |job| {
-                Arc::ptr_eq(&job.connection, &connection) && job.operation.ticket.batch() == batch
+                Arc::ptr_eq(&job.counted.connection, &connection) && job.operation.ticket.batch() == batch
             }),
             Command::End(connection, error) => {
-                self.give_up(&error, |job| Arc::ptr_eq(&job.connection, &connection));
+                self.give_up(&error, |job| Arc::ptr_eq(&job.counted.connection, &connection));
             }
-            Command::Close(_) => self.close(),
+            Command::Close(_) => self.close(&Error::Closed, || false),
         }
     }
 

@@ -103,14 +103,15 @@ impl Connection {
         }
     }
 
-    fn started(&self, rail: usize, bytes: u64) {
+    /// An operation of `bytes` begins, and lasts as long as what is returned.
+    fn started(self: &Arc<Self>, rail: usize, bytes: u64) -> Counted {
         self.operations.fetch_add(1, Ordering::AcqRel);
         self.loads[rail].operations.fetch_add(1, Ordering::Relaxed);
         self.loads[rail].bytes.fetch_add(bytes, Ordering::Relaxed);
+        Counted { connection: Arc::clone(self), rail, bytes }
     }
 
-    /// An operation has ended; called before its ticket says so, because that may post the next.
-    pub(super) fn ended(&self, rail: usize, bytes: u64) {
+    fn ended(&self, rail: usize, bytes: u64) {
         self.loads[rail].operations.fetch_sub(1, Ordering::Relaxed);
         self.loads[rail].bytes.fetch_sub(bytes, Ordering::Relaxed);
         if self.operations.fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -121,6 +122,20 @@ impl Connection {
     /// Resolves when no operation is under way.
     async fn idle(&self) {
         until(&self.ended, || self.operations.load(Ordering::Acquire) == 0).await;
+    }
+}
+
+/// An operation that counts as under way at its connection, until this is dropped.
+pub(super) struct Counted {
+    pub(super) connection: Arc<Connection>,
+    /// Which rail of the connection it goes by.
+    pub(super) rail: usize,
+    bytes: u64,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.connection.ended(self.rail, self.bytes);
     }
 }
 
@@ -238,9 +253,8 @@ impl FabricEndpoint {
         };
         match key.place(other, operation.remote.offset) {
             Ok((address, key)) => {
-                self.connection.started(rail, operation.local.length() as u64);
-                let connection = Arc::clone(&self.connection);
-                jobs[rail].push(Job { connection, peer, rail, address, key, operation });
+                let counted = self.connection.started(rail, operation.local.length() as u64);
+                jobs[rail].push(Job { peer, address, key, counted, operation });
             }
             Err(error) => operation.complete(Err(error)),
         }

@@ -1,12 +1,11 @@
 //! An operation on its way through a NIC.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libfabric_sys as fi;
 
 use super::NAME;
-use super::endpoint::Connection;
+use super::endpoint::Counted;
 use super::nic::ffi::Failure;
 use crate::error::Error;
 use crate::transport::Operation;
@@ -28,21 +27,27 @@ pub(super) struct Settings {
 
 /// An operation in the provider's terms.
 pub(super) struct Job {
-    pub(super) connection: Arc<Connection>,
     /// The peer's place in the address vector.
     pub(super) peer: u64,
-    /// Which rail of the connection this NIC is.
-    pub(super) rail: usize,
     pub(super) address: u64,
     pub(super) key: u64,
+    /// Its connection, where it counts. Goes before the ticket of the operation, also where a job is dropped: that may post the
+    /// next.
+    pub(super) counted: Counted,
     pub(super) operation: Operation,
 }
 
 impl Job {
     /// Ends it.
     pub(super) fn complete(self, result: Result<(), Error>) {
-        self.connection.ended(self.rail, self.operation.local.length() as u64);
-        self.operation.complete(result);
+        let Self { counted, operation, .. } = self;
+        drop(counted);
+        operation.complete(result);
+    }
+
+    /// Its connection takes nothing more, because of the rail that it goes by.
+    pub(super) fn fail_connection(&self, error: &Error) {
+        self.counted.connection.fail_on(self.counted.rail, error);
     }
 }
 
@@ -65,6 +70,6 @@ pub(super) fn error_of(failure: &Failure, job: &Job) -> Error {
         fi::FI_EKEYREJECTED | fi::FI_ENOKEY | fi::FI_EACCES => {
             Error::NoSuchRegion { region: job.operation.remote.region }
         }
-        _ => Error::transport(NAME, format!("{failure}, talking to {}", job.connection.peer)),
+        _ => Error::transport(NAME, format!("{failure}, talking to {}", job.counted.connection.peer)),
     }
 }

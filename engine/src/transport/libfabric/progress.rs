@@ -4,8 +4,14 @@
 //! queue's descriptor and on an eventfd for new commands. On a host of one or two cores it does not spin, since it
 //! would take the core from whoever it waits for. A provider without a descriptor is polled, at growing intervals:
 //! a peer's operation may need this process to go on.
+//!
+//! A panic costs the NIC: what is asked of it from then on is refused at once, so that it goes another way; what is under way ends
+//! when the endpoint is closed, however long the provider refuses that, unless the thread is told to end; and the NIC counts as one
+//! that is not open: it has no address and no credits. A second panic, as of a ticket that always does, may end the process.
 
+use std::collections::VecDeque;
 use std::os::fd::AsFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -17,10 +23,12 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use super::NAME;
 use super::domain::Domain;
 use super::endpoint::Connection;
 use super::job::Job;
 use super::registered::Portion;
+use super::wire::NO_KEY;
 use crate::error::Error;
 use crate::topology::stay_on;
 use crate::transport::BatchId;
@@ -63,6 +71,25 @@ pub(super) enum Command {
     Close(oneshot::Sender<()>),
 }
 
+impl Command {
+    /// Whether its end says that memory is not touched any more, so that it waits until the endpoint is closed.
+    fn frees_memory(&self) -> bool {
+        matches!(self, Self::Unregister(..) | Self::Close(_))
+    }
+
+    /// The thread does not do it any more, which `error` says why. Of memory, a NIC that has failed has as much as one that is
+    /// not open.
+    fn refuse(self, error: &Error) {
+        match self {
+            Self::Post(jobs) => jobs.into_iter().for_each(|job| job.complete(Err(error.clone()))),
+            Self::Register(_, portion, reply) if *error != Error::Closed => {
+                let _ = reply.send(Ok(vec![NO_KEY; portion.ranges.len()]));
+            }
+            _ => {}
+        }
+    }
+}
+
 /// The way to a NIC's thread.
 pub(super) struct Progress {
     commands: Mutex<Mailbox>,
@@ -77,6 +104,9 @@ pub(super) struct Progress {
 #[derive(Default)]
 struct Mailbox {
     waiting: Vec<Command>,
+    /// Why nothing is taken any more but what frees memory.
+    refusal: Option<Error>,
+    /// Whether that is not taken either: the endpoint is closed.
     is_closed: bool,
 }
 
@@ -106,20 +136,22 @@ impl Progress {
         Ok(progress)
     }
 
-    /// Hands the thread a command. After its end, operations complete with [`Error::Closed`] and answers are dropped.
+    /// Hands the thread a command. After its end, operations complete with why it ended and answers are dropped; where it ends by
+    /// a panic, that is so from that moment on, but for what [frees memory](Command::frees_memory).
     pub(super) fn send(&self, command: Command) {
         let refused = {
             let mut mailbox = self.commands.lock();
-            if mailbox.is_closed {
-                Some(command)
+            let is_refused =
+                if command.frees_memory() { mailbox.is_closed } else { mailbox.refusal.is_some() };
+            if is_refused {
+                Some((command, mailbox.refusal.clone().unwrap_or(Error::Closed)))
             } else {
                 mailbox.waiting.push(command);
                 None
             }
         };
         match refused {
-            Some(Command::Post(jobs)) => jobs.into_iter().for_each(|job| job.complete(Err(Error::Closed))),
-            Some(_) => {}
+            Some((command, error)) => command.refuse(&error),
             None => {
                 if self.is_asleep.swap(false, Ordering::SeqCst) {
                     // An eventfd that is full rings already.
@@ -143,17 +175,42 @@ impl Progress {
     }
 
     fn run(&self, mut domain: Domain, may_spin: bool) {
+        let mut taken = VecDeque::new();
+        // What a panic leaves half done is closed, and nothing else is done with it.
+        let served = catch_unwind(AssertUnwindSafe(|| self.serve(&mut domain, &mut taken, may_spin)));
+        let (error, done) = match served {
+            Ok(done) => (Error::Closed, Some(done)),
+            Err(_) => (self.fail(&domain, &mut taken), None),
+        };
+        // Who has told it to end does not wait for a provider that refuses; whoever lives on may not use memory before.
+        let goes_on = || done.is_none() && !self.is_told_to_end(&taken);
+        let close = AssertUnwindSafe(|| {
+            domain.close(&error, goes_on);
+            drop(domain);
+        });
+        if catch_unwind(close).is_err() {
+            tracing::error!("the closing of a NIC panicked");
+        }
+        self.end(taken, &error);
+        drop(done);
+    }
+
+    /// Works until it is told to end, and returns who waits for that. Commands that it has not come to are left in `taken`.
+    fn serve(
+        &self,
+        domain: &mut Domain,
+        taken: &mut VecDeque<Command>,
+        may_spin: bool,
+    ) -> oneshot::Sender<()> {
         let mut last_event = Instant::now();
         let mut idle_polls = 0_u32;
         loop {
             let commands = std::mem::take(&mut self.commands.lock().waiting);
             let mut has_worked = !commands.is_empty();
-            let mut commands = commands.into_iter();
-            while let Some(command) = commands.next() {
+            taken.extend(commands);
+            while let Some(command) = taken.pop_front() {
                 if let Command::Close(done) = command {
-                    self.shut(domain, commands);
-                    drop(done);
-                    return;
+                    return done;
                 }
                 domain.execute(command);
             }
@@ -169,24 +226,48 @@ impl Progress {
                 continue;
             }
             idle_polls = idle_polls.saturating_add(1);
-            self.sleep(&mut domain, idle_polls);
+            self.sleep(domain, idle_polls);
         }
     }
 
-    /// Ends all that is under way and all that still comes.
-    fn shut(&self, mut domain: Domain, taken: impl Iterator<Item = Command>) {
-        domain.close();
-        drop(domain);
+    /// Whether [`Command::Close`] is among what was `taken`, or what waits.
+    fn is_told_to_end(&self, taken: &VecDeque<Command>) -> bool {
+        let is_end = |command: &Command| matches!(command, Command::Close(_));
+        taken.iter().any(is_end) || self.commands.lock().waiting.iter().any(is_end)
+    }
+
+    /// The thread has panicked: from now on it is given nothing but what frees memory, and of what was `taken` or waits nothing
+    /// else is left. Returns what operations end with.
+    fn fail(&self, domain: &Domain, taken: &mut VecDeque<Command>) -> Error {
+        let thread = std::thread::current();
+        tracing::error!(thread = thread.name(), "the thread of a NIC panicked; the NIC is not used any more");
+        let error = Error::transport(NAME, "the thread of the NIC panicked");
+        {
+            let mut mailbox = self.commands.lock();
+            mailbox.refusal = Some(error.clone());
+            taken.extend(mailbox.waiting.drain(..));
+        }
+        self.credits.store(0, Ordering::Relaxed);
+        domain.hide();
+        let (kept, refused): (VecDeque<Command>, VecDeque<Command>) =
+            std::mem::take(taken).into_iter().partition(Command::frees_memory);
+        *taken = kept;
+        let refuse = || refused.into_iter().for_each(|command| command.refuse(&error));
+        if catch_unwind(AssertUnwindSafe(refuse)).is_err() {
+            tracing::error!("the end of an operation panicked");
+        }
+        error
+    }
+
+    /// The endpoint is closed: ends what was not done, and all that still comes.
+    fn end(&self, taken: VecDeque<Command>, error: &Error) {
         let rest = {
             let mut mailbox = self.commands.lock();
+            mailbox.refusal = Some(error.clone());
             mailbox.is_closed = true;
             std::mem::take(&mut mailbox.waiting)
         };
-        for command in taken.chain(rest) {
-            if let Command::Post(jobs) = command {
-                jobs.into_iter().for_each(|job| job.complete(Err(Error::Closed)));
-            }
-        }
+        taken.into_iter().chain(rest).for_each(|command| command.refuse(error));
     }
 
     fn sleep(&self, domain: &mut Domain, idle_polls: u32) {

@@ -107,7 +107,7 @@ impl Domain {
         let ended = self.close_port(&error);
         if let Err(failure) = self.open_port() {
             tracing::warn!(error = %failure, "the endpoint of a NIC stays closed for now; the others are used");
-            self.name.lock().fill(0);
+            self.hide();
             self.closed = Some(Closed::again(self.closed.as_ref(), Instant::now()));
         }
         ended.into_iter().for_each(|(job, error)| job.complete(Err(error)));
@@ -181,8 +181,8 @@ impl Domain {
 
     /// Starts no more, and lets what is in flight end until `until`. Closing an endpoint under it is allowed, but the
     /// library's `ofi_rxm` (1.17) now and then takes the process with it.
-    fn let_end(&mut self, until: Instant) {
-        self.give_up(&Error::Closed, |_| true);
+    fn let_end(&mut self, until: Instant, error: &Error) {
+        self.give_up(error, |_| true);
         let mut ended = Vec::new();
         while self.flights.iter().any(Option::is_some) && Instant::now() < until {
             let Some(port) = self.port.as_mut() else { return };
@@ -194,15 +194,22 @@ impl Domain {
         }
     }
 
-    /// Ends everything.
-    pub(in super::super) fn close(&mut self) {
+    /// Has no address any more: whoever is told goes by the other NICs.
+    pub(in super::super) fn hide(&self) {
+        self.name.lock().fill(0);
+    }
+
+    /// Ends everything, with `error`. Where the provider refuses to close an endpoint, what is in flight there may still touch
+    /// memory: it is waited for as long as it may take to settle, and beyond that while `goes_on` says so.
+    pub(in super::super) fn close(&mut self, error: &Error, goes_on: impl Fn() -> bool) {
         for connection in self.connections.drain(..).filter_map(|connection| connection.upgrade()) {
-            connection.fail(&Error::Closed);
+            connection.fail(error);
         }
         let until = Instant::now() + self.time_to_settle();
-        self.let_end(until);
-        let ended = self.close_port(&Error::Closed);
-        while !self.graves.is_empty() && Instant::now() < until {
+        self.let_end(until, error);
+        // They can touch nothing any more, and wait for no other endpoint.
+        self.close_port(error).into_iter().for_each(|(job, error)| job.complete(Err(error)));
+        while !self.graves.is_empty() && (Instant::now() < until || goes_on()) {
             std::thread::sleep(SWEEP);
             self.visit_graves();
         }
@@ -221,7 +228,6 @@ impl Domain {
             drop(port);
             flights.into_iter().flatten().for_each(|(job, error)| job.complete(Err(error)));
         }
-        ended.into_iter().for_each(|(job, error)| job.complete(Err(error)));
     }
 }
 

@@ -64,7 +64,7 @@ impl Domain {
             (Err(failure), None) => {
                 let error = error_of(&failure, &flight.job);
                 if matches!(error, Error::TransportFailed { .. }) {
-                    flight.job.connection.fail_on(flight.job.rail, &error);
+                    flight.job.fail_connection(&error);
                     // On verbs a refused key leaves the queue pair in error, and all that follows is flushed.
                     self.is_broken |= failure.code == fi::FI_ECANCELED && self.refusing.contains_key(&peer);
                 } else {
@@ -130,7 +130,8 @@ impl Domain {
         // Checked here, on the thread that removes addresses: a post may race with the peer's being forgotten, and
         // some providers crash on an address that is gone.
         let is_late = job.operation.deadline <= Instant::now();
-        if let Some(error) = job.connection.check().err().or(is_late.then_some(Error::DeadlinePassed)) {
+        let checked = job.counted.connection.check();
+        if let Some(error) = checked.err().or(is_late.then_some(Error::DeadlinePassed)) {
             job.complete(Err(error));
             return None;
         }
@@ -191,7 +192,7 @@ impl Domain {
                 self.credits.give_back();
                 let error = error_of(&failure, &job);
                 if matches!(error, Error::TransportFailed { .. }) {
-                    job.connection.fail_on(job.rail, &error);
+                    job.fail_connection(&error);
                 }
                 job.complete(Err(error));
                 None

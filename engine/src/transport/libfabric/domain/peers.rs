@@ -74,7 +74,7 @@ impl Domain {
                 connection.fail(error);
             }
         }
-        self.give_up(error, |job| job.connection.peer == peer);
+        self.give_up(error, |job| job.counted.connection.peer == peer);
     }
 
     /// Takes addresses out of the vector that nobody holds, and no operation in flight uses.

@@ -69,7 +69,7 @@ impl Domain {
         let stuck = self.flights.iter().flatten().filter(is_stuck).map(|flight| &flight.job);
         let stuck: Vec<&Job> = stuck.collect();
         let error = Error::transport(NAME, LATE);
-        stuck.iter().for_each(|job| job.connection.fail_on(job.rail, &error));
+        stuck.iter().for_each(|job| job.fail_connection(&error));
         if !stuck.is_empty() {
             self.reopen(LATE);
         }
@@ -90,14 +90,14 @@ impl Domain {
         let silent = self.flights.iter().flatten().filter(is_silent).map(|flight| &flight.job);
         let silent: Vec<(Arc<Connection>, usize)> = silent
             .chain(self.waiting.iter().filter(is_shut_out))
-            .map(|job| (Arc::clone(&job.connection), job.rail))
+            .map(|job| (Arc::clone(&job.counted.connection), job.counted.rail))
             .collect();
         for (connection, rail) in silent {
             let error = Error::transport(NAME, format!("nothing is heard of {}", connection.peer));
             connection.fail_on(rail, &error);
             // Another NIC may have found a cause before.
             if let Err(error) = connection.check() {
-                self.give_up(&error, |job| Arc::ptr_eq(&job.connection, &connection));
+                self.give_up(&error, |job| Arc::ptr_eq(&job.counted.connection, &connection));
             }
         }
     }
