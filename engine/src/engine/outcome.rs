@@ -265,7 +265,7 @@ impl Inner {
 
 /// Pause before a slice is tried again. The first tries follow at once, since another way may be open; then, what
 /// keeps no way out of use (a way that is [`Error::Busy`]) must not be asked without end.
-fn pause_before(attempts: u32) -> Duration {
+pub(super) fn pause_before(attempts: u32) -> Duration {
     let doublings = attempts.saturating_sub(RETRIES_AT_ONCE);
     let pause = RETRY_PAUSE.saturating_mul(1_u32.checked_shl(doublings).unwrap_or(u32::MAX) - 1);
     pause.min(RETRY_PAUSE_MAX)

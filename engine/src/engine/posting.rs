@@ -5,6 +5,8 @@
 //! - What goes by another way than the best is counted, whether it had to wait or not, and whatever keeps it from that one.
 //!
 //! Limits: a peer is asked for [`DESCRIBED_AT_ONCE`] regions in one message; more are asked for one message after the other.
+//! Where its queue of questions is full, or it answers that it has too much to do, requests wait and ask again, until their
+//! deadline at the longest.
 //!
 //! Threads: those of the runtime, one task for each peer of a submission, and for each slice that is tried again.
 
@@ -15,6 +17,7 @@ use super::Inner;
 use super::descriptor::{Bytes, Describe, Described, RegionDescriptor};
 use super::flight::Flight;
 use super::messages::DESCRIBE;
+use super::outcome::{Attempts, pause_before};
 use super::peer::{Opened, Peer, RemoteRegion};
 use crate::error::Error;
 use crate::queue::Lane;
@@ -65,13 +68,33 @@ impl Inner {
     ) {
         let peer = self.peer(peer);
         let mut left = indices;
-        let work = self.post_in_order(flight, &peer, &mut left);
+        let work = self.post_all(flight, &peer, &mut left);
         let result = tokio::select! {
             result = work => result,
             () = flight.given_up() => Err(Error::Cancelled),
         };
         if let Err(error) = result {
             left.into_iter().for_each(|index| flight.refuse(index, error.clone()));
+        }
+    }
+
+    /// As [`Self::post_in_order`]. Where hundreds ask a peer for their regions at once, there is no room for all of their
+    /// questions, here or there: there is in a moment, and a region may be known by then.
+    async fn post_all(
+        self: &Arc<Self>,
+        flight: &Arc<Flight>,
+        peer: &Arc<Peer>,
+        left: &mut Vec<usize>,
+    ) -> Result<(), Error> {
+        let mut asked = Attempts::FIRST;
+        loop {
+            match self.post_in_order(flight, peer, left).await {
+                Err(reason @ Error::Busy { .. }) if self.may_retry(&reason, asked, flight.deadline()) => {
+                    asked = asked.again();
+                }
+                result => return result,
+            }
+            tokio::time::sleep(pause_before(asked.begun)).await;
         }
     }
 
@@ -93,6 +116,7 @@ impl Inner {
         }
         let mut ready: Vec<(Arc<Lane>, Vec<Operation>)> = Vec::new();
         let push = |lane: Arc<Lane>, operations| flight.push(&lane, operations);
+        let mut result = Ok(());
         while let Some(&index) = left.last() {
             let launched = match self.remote_region(peer, region_of(index), deadline).await {
                 Ok(region) => {
@@ -108,6 +132,10 @@ impl Inner {
                         None => self.open_way(peer, usable, deadline).await,
                     };
                     way.map(|way| (flight.launch(self, index, &way, &region), way.lane, is_open))
+                }
+                Err(error @ Error::Busy { .. }) => {
+                    result = Err(error);
+                    break;
                 }
                 Err(error) => Err(error),
             };
@@ -127,7 +155,7 @@ impl Inner {
             }
         }
         ready.into_iter().for_each(|(lane, operations)| push(lane, operations));
-        Ok(())
+        result
     }
 
     /// Posts a slice again that came back with an error.

@@ -1,6 +1,7 @@
 //! How often a slice is tried, by what it came back with.
 
 use std::collections::VecDeque;
+use std::task::{Context, Waker};
 
 use tidefs_engine::transport::{
     BatchId, Capabilities, Endpoint, EndpointState, Exchange, Operation, Rail, RailLoad,
@@ -143,4 +144,27 @@ fn slices_that_fail_together_are_tried_again_however_few_may_ask_at_once() {
     let read = here.request(&there, Direction::Read, 0, 0, 4096);
     here.engine.submit(Batch::new(vec![read; SLICES], soon())).wait().into_result().unwrap();
     assert!(script.lock().is_empty());
+}
+
+/// The one place for a question to the peer is taken when a first attempt has to ask for its region, and free later.
+#[test]
+fn a_first_attempt_waits_for_room_to_ask_for_its_region() {
+    let runtime = runtime();
+    let there = end(&runtime, SOCKETS);
+    let mut narrow = config();
+    narrow.link.calls_max = 1;
+    let here = by_script(&runtime, narrow, &Script::default());
+    here.connect(&runtime, &there);
+    let mut asking = Box::pin(here.engine.call(there.id, NEVER, Vec::new(), soon()));
+    // The first poll takes the place.
+    assert!(asking.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    let read = here.request(&there, Direction::Read, 0, 0, 4096);
+    let submit = |deadline| here.engine.submit(Batch::new(vec![read], deadline));
+    let deadline = Instant::now() + Duration::from_millis(100);
+    let late = submit(deadline).wait();
+    assert!(Instant::now() >= deadline, "it was given up before its deadline: {late:?}");
+    assert!(late.into_result().is_err());
+    let waiting = submit(soon()).wait_for(Duration::from_millis(50)).unwrap_err();
+    drop(asking);
+    waiting.wait().into_result().unwrap();
 }

@@ -29,6 +29,8 @@ use tokio::runtime::Runtime;
 const LENGTH: u64 = 8 << 20;
 /// What reaches another host.
 const SOCKETS: &str = "tcp";
+/// What is asked there is taken, and never answered.
+const NEVER: Channel = Channel(FIRST_FREE_CHANNEL.0 + 2);
 
 /// Answers with what it was asked, and keeps what it was told.
 #[derive(Debug, Default)]
@@ -38,10 +40,10 @@ struct Listener {
 
 impl Messages for Listener {
     fn request(&self, _: PeerId, channel: Channel, body: Vec<u8>) -> Answer {
-        if channel == FIRST_FREE_CHANNEL {
-            Answer::Now(Ok(body))
-        } else {
-            Answer::Now(Err("not here".into()))
+        match channel {
+            FIRST_FREE_CHANNEL => Answer::Now(Ok(body)),
+            NEVER => Answer::Later(Box::pin(std::future::pending())),
+            _ => Answer::Now(Err("not here".into())),
         }
     }
 
