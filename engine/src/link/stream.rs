@@ -87,6 +87,12 @@ impl DataStream {
         self.tls.as_ref().map_or(Ok(()), |session| session.try_flush(&*self.socket))
     }
 
+    /// Whether bytes of the peer, or its end, wait in the socket to be read.
+    pub(crate) fn has_unread(&self) -> bool {
+        // It was made not to wait by the runtime that it was taken from.
+        !matches!(self.socket.peek(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+    }
+
     /// Ends both directions; who waits for the socket is woken. The peer sees the end of the stream.
     pub(crate) fn shut_down(&self) {
         // A socket that is not connected any more has nothing to end.

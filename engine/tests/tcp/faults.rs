@@ -58,7 +58,7 @@ impl Relay {
     }
 }
 
-async fn carry(
+pub(crate) async fn carry(
     mut near: TcpStream,
     mut far: TcpStream,
     mut is_reset: watch::Receiver<bool>,

@@ -12,5 +12,6 @@ mod batch;
 mod common;
 mod faults;
 mod kill;
+mod silence;
 mod transfers;
 mod zero_copy;

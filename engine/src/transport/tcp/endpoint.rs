@@ -1,7 +1,8 @@
 //! All data connections to one peer: chooses one for each operation, and ends operations by their deadlines. Connections are
-//! made, and made again, by [`dialling`].
+//! made, and made again, by [`dialling`], and left by [`silence`] when they are dead.
 
 mod dialling;
+mod silence;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -65,6 +66,8 @@ pub(super) struct TcpEndpoint {
 struct Signals {
     /// There is an earlier deadline, or it is over.
     rearm: Notify,
+    /// Something was posted.
+    busy: Notify,
     /// It is over.
     stop: Notify,
 }
@@ -218,6 +221,7 @@ impl Endpoint for TcpEndpoint {
         }
         if let Some(earliest) = earliest {
             self.arm(earliest);
+            self.signals.busy.notify_one();
         }
         for (operation, error) in ended {
             operation.complete(Err(error));

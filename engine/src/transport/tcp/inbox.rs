@@ -72,15 +72,22 @@ pub(super) struct Inbox {
     partial: [u8; HEADER_BYTES],
     partial_bytes: usize,
     incoming: Option<Incoming>,
+    /// All that was ever read.
+    received_bytes: u64,
 }
 
 impl Default for Inbox {
     fn default() -> Self {
-        Self { partial: [0; HEADER_BYTES], partial_bytes: 0, incoming: None }
+        Self { partial: [0; HEADER_BYTES], partial_bytes: 0, incoming: None, received_bytes: 0 }
     }
 }
 
 impl Inbox {
+    /// Bytes that were read since the connection began.
+    pub(super) fn received_bytes(&self) -> u64 {
+        self.received_bytes
+    }
+
     /// Reads once, and gives each frame to `handler`. Returns whether more may be there.
     ///
     /// # Errors
@@ -109,6 +116,7 @@ impl Inbox {
             let Some(count) = counted(ffi::receive(socket, &[Target::bytes(&mut buffer)]))? else {
                 return Ok(false);
             };
+            self.received_bytes += count as u64;
             self.take_in(&buffer[..count], handler)?;
             return Ok(count == READ_BYTES);
         };
@@ -120,6 +128,7 @@ impl Inbox {
         let beyond_max = if wanted == missing { READ_BYTES } else { 0 };
         let targets = [payload, Target::bytes(&mut buffer[..beyond_max])];
         let Some(count) = counted(ffi::receive(socket, &targets))? else { return Ok(false) };
+        self.received_bytes += count as u64;
         let (stored, beyond) = (count.min(wanted), count.saturating_sub(wanted));
         self.stored(stored, handler)?;
         self.take_in(&buffer[..beyond], handler)?;
@@ -139,6 +148,7 @@ impl Inbox {
         let room = payload.length();
         let targets = [Target::bytes(&mut self.partial), payload, Target::bytes(&mut beyond)];
         let Some(count) = counted(ffi::receive(socket, &targets))? else { return Ok(false) };
+        self.received_bytes += count as u64;
         let has_more = count == HEADER_BYTES + room + HEADER_BYTES;
         if count < HEADER_BYTES {
             self.partial_bytes = count;
@@ -178,6 +188,7 @@ impl Inbox {
     fn receive_bounced(&mut self, stream: &DataStream, handler: &mut dyn Handler) -> Result<bool, Error> {
         let mut buffer = [0; BOUNCE_BYTES];
         let Some(count) = counted(stream.try_read(&mut buffer))? else { return Ok(false) };
+        self.received_bytes += count as u64;
         self.take_in(&buffer[..count], handler)?;
         Ok(true)
     }

@@ -8,6 +8,7 @@
 //!
 //! Lock order: outbox or inbox, then state.
 
+mod silence;
 mod turn;
 
 use std::collections::{HashMap, VecDeque};
@@ -19,6 +20,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use self::silence::Silence;
 use super::NAME;
 use super::frame::Header;
 use super::inbox::Inbox;
@@ -73,6 +75,8 @@ pub(super) struct Lane {
     outbox: Mutex<Outbox>,
     /// The frame that is being received. Held for a system call that does not wait.
     inbox: Mutex<Inbox>,
+    /// What was seen of it last. Held for a look.
+    silence: Mutex<Silence>,
     /// Set once, when it is made.
     watch: OnceLock<Watch>,
     /// Whether it is over.
@@ -106,6 +110,7 @@ impl Lane {
             state: Mutex::default(),
             outbox: Mutex::new(Outbox::new(sends)),
             inbox: Mutex::default(),
+            silence: Mutex::default(),
             watch: OnceLock::new(),
             ended: watch::Sender::new(false),
         });
@@ -208,10 +213,15 @@ impl Lane {
 
     /// Ends the lane and all its operations.
     pub(super) fn fail(&self, error: &Error) {
+        self.fail_if(error, |_| true);
+    }
+
+    /// The same if `is_meant` says so of its operations; returns whether it did.
+    fn fail_if(&self, error: &Error, is_meant: impl FnOnce(&HashMap<u64, Operation>) -> bool) -> bool {
         let State { pending, entry, .. } = {
             let mut state = self.state.lock();
-            if state.over.is_some() {
-                return;
+            if state.over.is_some() || !is_meant(&state.pending) {
+                return false;
             }
             let over = Some(error.clone());
             std::mem::replace(&mut *state, State { over, ..State::default() })
@@ -225,6 +235,7 @@ impl Lane {
             self.finish_when_free(id, operation, Err(error.clone()));
         }
         self.ended.send_replace(true);
+        true
     }
 
     /// Leaves to the poller what the kernel may still read.

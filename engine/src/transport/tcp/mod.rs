@@ -10,13 +10,14 @@
 //! - An operation that is given up lets go of its memory before it ends: what is left of its payload is dropped, or
 //!   finished from a copy, so that the other operations of its connection go on. Where the kernel may still read what was
 //!   sent without a copy, it ends when the kernel is done, which costs the connection if that takes long.
-//! - A connection that fails ends its own operations with an error that may be retried, and is dialled again.
+//! - A connection that fails ends its own operations with an error that may be retried, and is dialled again. So does one by
+//!   which nothing comes while another hears the peer, where only reads are under way on it.
 //!
 //! Limits: [`TcpConfig`]; beyond `operations_max` and `in_flight_bytes_max`, operations stay in the caller's queue.
 //!
 //! Threads: a few pollers of its own (see `poller`), which move all bytes; the runtime of the links, which dials and
-//! watches deadlines. Short requests are sent by whoever posts them, and who blocks for a short transfer does the poller's
-//! work meanwhile.
+//! watches deadlines and silence. Short requests are sent by whoever posts them, and who blocks for a short transfer does
+//! the poller's work meanwhile.
 
 // Peers and their connections: what is granted, and which one an operation takes.
 mod config;

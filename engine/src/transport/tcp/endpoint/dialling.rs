@@ -22,6 +22,7 @@ use super::super::poller::Pollers;
 use super::super::sends::Policy;
 use super::super::tasks::Tasks;
 use super::super::{NAME, TcpConfig};
+use super::silence::watch;
 use super::{Granted, Signals, TcpEndpoint, reap};
 use crate::error::Error;
 use crate::link::{Links, Stream};
@@ -63,6 +64,7 @@ impl TcpEndpoint {
         });
         let runtime = endpoint.links.runtime();
         endpoint.tasks.spawn(runtime, reap(Arc::downgrade(&endpoint), Arc::clone(&endpoint.signals)));
+        endpoint.tasks.spawn(runtime, watch(Arc::downgrade(&endpoint), Arc::clone(&endpoint.signals)));
         // One message for each place.
         let (tell, mut told) = mpsc::unbounded_channel();
         for place in 0..endpoint.granted.lanes {
