@@ -1,12 +1,13 @@
 //! What a cache does not do is refused with an errno that says so, and nothing is left behind.
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 
 use nix::errno::Errno;
 use nix::sys::stat::{Mode as FileMode, SFlag, mknod};
 
 use crate::common::modes::in_both_modes;
+use crate::common::pattern::{self, assert_same};
 use crate::common::sys::{failure, open_file, set_xattr, sorted_names};
 use crate::common::{Mode, Peer, wait};
 use crate::fixture::{kv, kv_with, publish_object};
@@ -20,7 +21,7 @@ in_both_modes!(
     attributes_outside_of_user_are_refused,
     a_file_larger_than_the_cache_is_refused,
     a_negative_or_absurd_size_is_refused,
-    unknown_fallocate_modes_are_refused,
+    fallocate_allocates_and_makes_holes_and_does_nothing_else,
     what_is_refused_without_end_is_told_of_a_hundred_times,
 );
 
@@ -111,16 +112,40 @@ fn a_negative_or_absurd_size_is_refused(mode: Mode) {
     assert_eq!(nix::unistd::truncate(&kv, 0), Err(Errno::EISDIR));
 }
 
-fn unknown_fallocate_modes_are_refused(mode: Mode) {
-    use nix::fcntl::FallocateFlags as Flags;
+fn fallocate_allocates_and_makes_holes_and_does_nothing_else(mode: Mode) {
+    use nix::fcntl::{FallocateFlags as Flags, fallocate};
     let (_mount, kv) = kv(mode);
-    let file = File::create(kv.join("key")).expect("create");
-    file.set_len(100_000).expect("ftruncate");
-    for flags in [Flags::FALLOC_FL_COLLAPSE_RANGE, Flags::FALLOC_FL_INSERT_RANGE] {
-        let error = nix::fcntl::fallocate(&file, flags, 0, 4096).expect_err("ranges are not moved");
-        assert_eq!(error, Errno::EOPNOTSUPP, "{flags:?}");
+    let mut bytes = pattern::bytes(1, 100_000);
+    let mut options = File::options();
+    let file = options.read(true).write(true).create_new(true).open(kv.join("key")).expect("create");
+    file.write_all_at(&bytes, 0).expect("write");
+    let contents = || {
+        let mut found = vec![0; usize::try_from(file.metadata().expect("fstat").len()).expect("a length")];
+        file.read_exact_at(&mut found, 0).expect("pread");
+        found
+    };
+    let keep_size = Flags::FALLOC_FL_KEEP_SIZE;
+    let refused = [
+        Flags::FALLOC_FL_ZERO_RANGE,
+        Flags::FALLOC_FL_ZERO_RANGE | keep_size,
+        Flags::FALLOC_FL_COLLAPSE_RANGE,
+        Flags::FALLOC_FL_INSERT_RANGE,
+        Flags::FALLOC_FL_UNSHARE_RANGE,
+        // Without the other flag no filesystem takes it.
+        Flags::FALLOC_FL_PUNCH_HOLE,
+    ];
+    for flags in refused {
+        assert_eq!(fallocate(&file, flags, 4096, 8192), Err(Errno::EOPNOTSUPP), "{flags:?}");
+        assert_same(&contents(), &bytes, "what is refused changes nothing");
     }
-    assert_eq!(file.metadata().expect("fstat").len(), 100_000);
+    fallocate(&file, Flags::FALLOC_FL_PUNCH_HOLE | keep_size, 4096, 8192).expect("a hole");
+    bytes[4096..4096 + 8192].fill(0);
+    assert_same(&contents(), &bytes, "a hole reads as zeros");
+    fallocate(&file, keep_size, 0, 200_000).expect("pages beyond the end");
+    assert_same(&contents(), &bytes, "the length is kept");
+    fallocate(&file, Flags::empty(), 50_000, 100_000).expect("pages");
+    bytes.resize(150_000, 0);
+    assert_same(&contents(), &bytes, "the length is that of what was allocated");
 }
 
 fn what_is_refused_without_end_is_told_of_a_hundred_times(mode: Mode) {
