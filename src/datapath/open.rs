@@ -23,6 +23,9 @@ pub struct OpenOptions {
     pub exclusive: bool,
     /// Is cut to this length by who opens it, who needs no more of what stands there.
     pub cut_to: Option<ByteCount>,
+    /// Is opened for a program that has it open already, and not by a name that was looked up. An open by name of a 32-bit program
+    /// without `O_LARGEFILE`, or of the kernel itself, looks the same: it may read the version that it looked up.
+    pub by_descriptor: bool,
 }
 
 impl OpenOptions {
@@ -148,7 +151,8 @@ impl Datapath {
         options: OpenOptions,
         was_resent: bool,
     ) -> Result<Opened, Error> {
-        if !was_resent && (options.write || self.is_in_cluster()) && !state.is_there(slot) {
+        let goes_by_name = options.write || (self.is_in_cluster() && !options.by_descriptor);
+        if !was_resent && goes_by_name && !state.is_there(slot) {
             // It left its name after it was looked up: what a writer adds to it would be lost. For a reader it will do,
             // unless a rename that is under way here takes its name, and another host may have replaced that already.
             return Err(Error::Stale);

@@ -92,8 +92,14 @@ pub(super) fn caller() -> Caller {
 }
 
 /// What opens a file to write it.
-pub(super) const WRITE: OpenOptions =
-    OpenOptions { read: false, write: true, truncate: false, exclusive: false, cut_to: None };
+pub(super) const WRITE: OpenOptions = OpenOptions {
+    read: false,
+    write: true,
+    truncate: false,
+    exclusive: false,
+    cut_to: None,
+    by_descriptor: false,
+};
 
 /// Makes an object of 1 MiB.
 pub(super) fn make(datapath: &Datapath, directory: Ino, name: &str) -> Ino {

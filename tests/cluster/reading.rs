@@ -4,6 +4,9 @@ use std::fs;
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::thread;
 
+use nix::errno::Errno;
+
+use crate::common::sys::failures_of_flags;
 use crate::common::wait;
 use crate::fixture::{Hosts, object, publish};
 
@@ -36,6 +39,25 @@ fn what_was_fetched_is_mapped_and_read_at_any_place() {
     // SAFETY: the object is sealed, so nobody changes it while it is mapped.
     let map = unsafe { memmap2::Mmap::map(&file) }.expect("a mapping");
     assert_eq!(&map[..], &bytes[..]);
+}
+
+/// The kernel opens it for that once more, and looks up nothing.
+#[test]
+fn who_has_an_object_open_is_told_the_same_of_its_flags_when_its_name_is_gone() {
+    let hosts = Hosts::start(1, &[]);
+    let key = hosts.mounts[0].join("whole-0/key");
+    for (length, is_replaced) in [(300, false), (300, true), (2 << 20, false), (2 << 20, true)] {
+        publish(&key, &object(1, length));
+        let file = fs::File::open(&key).expect("the object");
+        if is_replaced {
+            publish(&key, &object(2, length));
+        } else {
+            fs::remove_file(&key).expect("the unlink");
+        }
+        for (ioctl, refused) in failures_of_flags(&file) {
+            assert_eq!(refused, Some(Errno::ENOTTY), "{ioctl} of {length} bytes, replaced: {is_replaced}");
+        }
+    }
 }
 
 #[test]

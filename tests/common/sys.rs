@@ -92,6 +92,23 @@ pub(crate) fn remove_xattr(path: &Path, name: &str) -> Result<(), Errno> {
     Errno::result(unsafe { libc::removexattr(path.as_ptr(), name.as_ptr()) }).map(drop)
 }
 
+/// What the ioctls of lsattr(1) and chattr(1) fail with, by their names (ioctl_iflags(2), linux/fs.h).
+pub(crate) fn failures_of_flags(file: &impl AsRawFd) -> [(&'static str, Option<Errno>); 3] {
+    // _IOR('X', 31, struct fsxattr), which libc does not have.
+    const FS_IOC_FSGETXATTR: libc::Ioctl = 0x801C_581F;
+    let requests = [
+        ("FS_IOC_GETFLAGS", libc::FS_IOC_GETFLAGS),
+        ("FS_IOC_SETFLAGS", libc::FS_IOC_SETFLAGS),
+        ("FS_IOC_FSGETXATTR", FS_IOC_FSGETXATTR),
+    ];
+    requests.map(|(name, request)| {
+        let mut flags = [0_u64; 8];
+        // SAFETY: the kernel reads or writes a number there, or a structure of 28 bytes.
+        let outcome = unsafe { libc::ioctl(file.as_raw_fd(), request, flags.as_mut_ptr()) };
+        (name, Errno::result(outcome).err())
+    })
+}
+
 /// renameat2(2) with flags (`RENAME_NOREPLACE`, `RENAME_EXCHANGE`).
 pub(crate) fn rename_with(from: &Path, to: &Path, flags: u32) -> Result<(), Errno> {
     let (from, to) = (c_path(from), c_path(to));

@@ -8,9 +8,9 @@ use nix::sys::stat::{Mode as FileMode, SFlag, mknod};
 
 use crate::common::modes::in_both_modes;
 use crate::common::pattern::{self, assert_same};
-use crate::common::sys::{failure, open_file, set_xattr, sorted_names};
+use crate::common::sys::{failure, failures_of_flags, open_file, set_xattr, sorted_names};
 use crate::common::{Mode, Peer, wait};
-use crate::fixture::{kv, kv_with, publish_object};
+use crate::fixture::{MIB, kv, kv_with, publish_object};
 
 in_both_modes!(
     hard_links_are_refused,
@@ -19,6 +19,7 @@ in_both_modes!(
     mknod_of_a_regular_file_makes_an_empty_object,
     an_unnamed_temporary_file_is_refused,
     attributes_outside_of_user_are_refused,
+    flags_of_files_are_refused_also_when_their_names_are_gone,
     a_file_larger_than_the_cache_is_refused,
     a_negative_or_absurd_size_is_refused,
     fallocate_allocates_and_makes_holes_and_does_nothing_else,
@@ -85,6 +86,23 @@ fn attributes_outside_of_user_are_refused(mode: Mode) {
         list.extend_from_slice(&u32::MAX.to_le_bytes());
     }
     assert_eq!(set_xattr(&kv.join("key"), "system.posix_acl_access", &list), Err(Errno::EOPNOTSUPP));
+}
+
+fn flags_of_files_are_refused_also_when_their_names_are_gone(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    if mount.is_bare() {
+        return;
+    }
+    let key = kv.join("key");
+    for length in [1000, 2 * MIB] {
+        publish_object(&key, 1, length);
+        let file = File::open(&key).expect("open");
+        let named = failures_of_flags(&file);
+        fs::remove_file(&key).expect("unlink");
+        for (ioctl, refused) in named.into_iter().chain(failures_of_flags(&file)) {
+            assert_eq!(refused, Some(Errno::ENOTTY), "{ioctl} of {length} bytes");
+        }
+    }
 }
 
 fn a_file_larger_than_the_cache_is_refused(mode: Mode) {

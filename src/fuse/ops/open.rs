@@ -33,6 +33,10 @@ fn options(flags: i32) -> OpenOptions {
         truncate,
         exclusive: flags & libc::O_EXCL != 0,
         cut_to: None,
+        // So the kernel opens what a program asks for the flags of, by FS_IOC_GETFLAGS and the like, and looks up nothing when that
+        // fails (`fuse_priv_ioctl_prepare`, fs/fuse/ioctl.c). An open(2) of 64 bits has O_LARGEFILE at least. One of a 32-bit program
+        // without that, or of the kernel itself, looks the same: it may read the version that it looked up, as on a host alone.
+        by_descriptor: flags == libc::O_RDONLY,
     }
 }
 

@@ -18,7 +18,7 @@ impl System for Logic {
             write: options.write,
             truncate: options.truncate,
             exclusive: options.exclusive,
-            cut_to: None,
+            ..OpenOptions::default()
         };
         let (parent, name) = self.parent(who, path)?;
         match self.lookup(who, parent, name) {

@@ -14,8 +14,14 @@ use crate::common::pattern::bytes;
 use crate::system::{Open, System, Token};
 
 /// As open(2) with `O_WRONLY | O_TRUNC`.
-const REWRITE: OpenOptions =
-    OpenOptions { read: false, write: true, truncate: true, exclusive: false, cut_to: None };
+const REWRITE: OpenOptions = OpenOptions {
+    read: false,
+    write: true,
+    truncate: true,
+    exclusive: false,
+    cut_to: None,
+    by_descriptor: false,
+};
 /// The same without `O_TRUNC`.
 const REWRITE_PART: OpenOptions = OpenOptions { truncate: false, ..REWRITE };
 const READ: Open = Open { read: true, write: false, create: false, exclusive: false, truncate: false };

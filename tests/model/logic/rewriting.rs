@@ -10,8 +10,14 @@ use tidefs_engine::types::ByteCount;
 use super::{Logic, Setup, caller};
 use crate::common::pattern::bytes;
 
-const REWRITE: OpenOptions =
-    OpenOptions { read: false, write: true, truncate: true, exclusive: false, cut_to: None };
+const REWRITE: OpenOptions = OpenOptions {
+    read: false,
+    write: true,
+    truncate: true,
+    exclusive: false,
+    cut_to: None,
+    by_descriptor: false,
+};
 
 /// What stands under the name for the caller, when who is just closing it has.
 fn look_up(datapath: &Datapath, who: &Caller) -> Option<Ino> {
