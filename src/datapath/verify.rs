@@ -237,13 +237,19 @@ impl Datapath {
         Ok(record.is_none_or(|record| record.checksum.is_none()).then_some(bytes))
     }
 
-    /// Records the checksum of `bytes`, if they are the object's still.
+    /// Records the checksum of `bytes`, if they are the object's still. Of one that is another version by now, as after a rename, it
+    /// is to be taken again.
     fn keep_checksum(&self, ino: Ino, taken: Checksum, bytes: &Bytes) -> Result<(), Error> {
         let state = self.lock();
         let slot = state.slot_of(ino)?;
         // What is packed has it from the start.
         let (Source::Solo(file), Some(object)) = (&bytes.source, state.object(slot)) else { return Ok(()) };
         if !bytes.are_of(object) {
+            let is_wanted = is_final(object);
+            drop(state);
+            if is_wanted {
+                self.check_later(ino);
+            }
             return Ok(());
         }
         let node = state.tree.node(slot);

@@ -136,3 +136,17 @@ fn each_object_that_waits_gets_its_own_checksum_and_what_is_gone_holds_none_up()
         assert_eq!(recorded, Some(checksum_bytes(&bytes(index))), "{index}");
     }
 }
+
+#[test]
+fn an_object_that_is_renamed_while_its_checksum_is_taken_gets_it_all_the_same() {
+    let (_place, datapath) = unprivileged();
+    let ino = make(&datapath, Ino::ROOT, "before");
+    datapath.unchecked.0.lock().clear();
+    let bytes = datapath.unchecked_bytes(ino).unwrap().unwrap();
+    datapath.rename(&caller(), (Ino::ROOT, b"before"), (Ino::ROOT, b"after"), false).unwrap();
+    datapath.keep_checksum(ino, bytes.checksum().unwrap(), &bytes).unwrap();
+    datapath.check_in_background(|| datapath.unchecked.0.lock().is_empty());
+    let state = datapath.lock();
+    let object = state.object(state.slot_of(ino).unwrap()).unwrap();
+    assert_eq!(datapath.recorded_checksum(object).unwrap(), Some(checksum_bytes(&vec![1; 1 << 20])));
+}
