@@ -165,6 +165,15 @@ int tidefs_wait(const tidefs_cache *cache,
 int tidefs_keep(const tidefs_cache *cache,
                 size_t bytes);
 
+// Has objects that are begun or stored from now on get the permissions `mode`, whatever the umask is; of its bits those of
+// 0777 count. With a negative number, as before the first call, they get what the umask of their moment leaves, as by open(2): to
+// ask for that takes some microseconds for each call that begins or stores by the fast path. What is begun without it gets what
+// holds when it is sealed. Directories are made as the umask says.
+//
+// `cache` is NULL or an open cache.
+int tidefs_set_mode(const tidefs_cache *cache,
+                    int mode);
+
 // Gives back what views that were released held in the daemon, kept references included. Without it that goes back along with later ones.
 //
 // `cache` is NULL or an open cache.

@@ -240,6 +240,23 @@ pub unsafe extern "C" fn tidefs_keep(cache: *const TidefsCache, bytes: usize) ->
     })
 }
 
+/// Has objects that are begun or stored from now on get the permissions `mode`, whatever the umask is; of its bits those of
+/// 0777 count. With a negative number, as before the first call, they get what the umask of their moment leaves, as by open(2): to
+/// ask for that takes some microseconds for each call that begins or stores by the fast path. What is begun without it gets what
+/// holds when it is sealed. Directories are made as the umask says.
+///
+/// # Safety
+/// `cache` is NULL or an open cache.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidefs_set_mode(cache: *const TidefsCache, mode: c_int) -> c_int {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let cache = unsafe { ffi::reference(cache, NO_CACHE)? };
+        cache.0.set_mode(u32::try_from(mode).ok());
+        Ok(TIDEFS_OK)
+    })
+}
+
 /// Gives back what views that were released held in the daemon, kept references included. Without it that goes back along with later ones.
 ///
 /// # Safety

@@ -253,6 +253,16 @@ impl Cache {
         py.detach(|| cache.keep(bytes)).map_err(raise)
     }
 
+    /// Has objects that are begun or stored from now on get the permissions `mode`, whatever the umask is; of its bits those of
+    /// 0o777 count. With None, as before the first call, they get what the umask of their moment leaves, as by open(): to ask for
+    /// that takes some microseconds for each call that begins or stores by the fast path. What is begun without it gets what holds
+    /// when it is sealed. Directories are made as the umask says.
+    #[pyo3(signature = (mode))]
+    fn set_mode(&self, mode: Option<u32>) -> PyResult<()> {
+        self.inner()?.set_mode(mode);
+        Ok(())
+    }
+
     /// Gives back what views that were released held in the daemon, kept references included. Without it that goes back along with later ones.
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
         let cache = self.inner()?;

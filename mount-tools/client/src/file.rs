@@ -5,16 +5,17 @@
 //!   Between the look at it and the store a mount may still go, unseen.
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{self, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidefs_control_api::ioctl::CONTROL_FILE;
 
 use crate::Error;
+use crate::mode::Mode;
 
 /// NAME_MAX of limits.h: bytes of one part of a path.
 const NAME_BYTES_MAX: usize = 255;
@@ -33,13 +34,13 @@ pub(crate) struct Files {
     directory: PathBuf,
     /// The device of the mount of tidefs in which they were seen last; 0 while they were seen in none.
     device: AtomicU64,
-    umask: Umask,
+    pub(crate) mode: Mode,
 }
 
 impl Files {
     /// Those below `directory`.
     pub(crate) fn below(directory: PathBuf) -> Self {
-        Self { directory, device: AtomicU64::new(0), umask: Umask::open() }
+        Self { directory, device: AtomicU64::new(0), mode: Mode::by_umask() }
     }
 
     pub(crate) fn directory(&self) -> &Path {
@@ -67,9 +68,9 @@ impl Files {
         Err(Error::at("create an object", shown)(io::Error::from_raw_os_error(libc::ENAMETOOLONG)))
     }
 
-    /// Permissions that open(2) would give a new one.
+    /// Permissions of a new one.
     pub(crate) fn mode_of_new(&self) -> u32 {
-        0o666 & !self.umask.now()
+        self.mode.of_new()
     }
 
     /// The root of the mount of tidefs that they are in now, if they are in one.
@@ -129,7 +130,7 @@ impl Files {
     /// Makes an object, of which `path` is the file: whole under its name, or not at all.
     pub(crate) fn write(&self, path: &Path, bytes: &[u8]) -> Result<(), Error> {
         self.check_stores("write an object", path)?;
-        write(path, bytes)
+        write(path, bytes, self.mode.said())
     }
 
     /// Makes the directories above a file.
@@ -137,27 +138,6 @@ impl Files {
         const OPERATION: &str = "make the directory of an object";
         self.check_stores(OPERATION, path)?;
         make_parent(path).map_err(Error::at(OPERATION, path))
-    }
-}
-
-/// What new files of this process may not be allowed, which umask(2) may change at any time.
-#[derive(Debug)]
-struct Umask(Option<File>);
-
-impl Umask {
-    fn open() -> Self {
-        // Without setting it there is no way to ask for the umask but this.
-        Self(File::open("/proc/self/status").ok())
-    }
-
-    fn now(&self) -> u32 {
-        // proc(5): it is in the second line, behind a name of up to 64 characters.
-        let mut text = [0; 256];
-        let length = self.0.as_ref().and_then(|status| status.read_at(&mut text, 0).ok()).unwrap_or(0);
-        let mut lines = text[..length].split(|&byte| byte == b'\n');
-        let umask = lines.find_map(|line| line.strip_prefix(b"Umask:"));
-        let umask = umask.and_then(|digits| std::str::from_utf8(digits).ok());
-        umask.and_then(|digits| u32::from_str_radix(digits.trim(), 8).ok()).unwrap_or(0o022)
     }
 }
 
@@ -235,11 +215,14 @@ fn pin(path: &Path, pin: &str) -> Result<bool, Error> {
     }
 }
 
-/// Makes an object: whole under its name, or not at all.
-fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    let written = create(path, random).and_then(|(temporary, mut file)| {
+/// Makes an object: whole under its name, or not at all. `mode`: its permissions, if the umask does not say them. Nobody may do more
+/// with it before that, either.
+fn write(path: &Path, bytes: &[u8], mode: Option<u32>) -> Result<(), Error> {
+    let written = create(path, mode.unwrap_or(0o666), random).and_then(|(temporary, mut file)| {
+        // The umask took bits of what is said.
+        let allowed = mode.map_or(Ok(()), |mode| file.set_permissions(Permissions::from_mode(mode)));
         // What is still open when it gets its name is not durable, and whoever waits for that waits for its close.
-        let closed = file.write_all(bytes).and_then(|()| crate::ffi::close(file));
+        let closed = allowed.and_then(|()| file.write_all(bytes)).and_then(|()| crate::ffi::close(file));
         let written = closed.and_then(|()| fs::rename(&temporary, path));
         if written.is_err() {
             // What was written so far stands for nothing; that it cannot be removed is the smaller trouble.
@@ -257,15 +240,15 @@ fn random() -> io::Result<u64> {
 /// Names that are tried before a directory is thought to have them all.
 const NAMES_MAX: usize = 16;
 
-/// Makes a file of a name that nobody else has, beside `path`. Neither the number of a process nor a count of its own tells
-/// writers apart: they may be in two containers, or be two copies of this library in one process. `*.tmp` is temporary for
-/// tidefs (`names.temporary`).
-fn create(path: &Path, draw: impl Fn() -> io::Result<u64>) -> io::Result<(PathBuf, File)> {
+/// Makes a file of a name that nobody else has, beside `path`, with the permissions that the umask leaves of `mode`. Neither the
+/// number of a process nor a count of its own tells writers apart: they may be in two containers, or be two copies of this library in
+/// one process. `*.tmp` is temporary for tidefs (`names.temporary`).
+fn create(path: &Path, mode: u32, draw: impl Fn() -> io::Result<u64>) -> io::Result<(PathBuf, File)> {
     let mut tried = 0;
     loop {
         let temporary = path.with_file_name(format!(".tidefs-{:016x}.tmp", draw()?));
         tried += 1;
-        match File::options().write(true).create_new(true).open(&temporary) {
+        match File::options().write(true).create_new(true).mode(mode).open(&temporary) {
             Ok(file) => return Ok((temporary, file)),
             Err(error) if tried == NAMES_MAX => return Err(error),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -335,7 +318,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("deep/er/key");
         assert_eq!(read(&path).unwrap(), None);
-        write(&path, b"12345").unwrap();
+        write(&path, b"12345", None).unwrap();
         assert_eq!(read(&path).unwrap().unwrap(), b"12345");
         let mut three = [0; 3];
         assert_eq!(read_into(&path, &mut three).unwrap(), Some(5));
@@ -394,18 +377,30 @@ mod tests {
     }
 
     #[test]
+    fn what_is_on_its_way_may_be_used_for_no_more_than_is_said() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("key");
+        for mode in [0, 0o600, 0o640] {
+            let (temporary, file) = create(&path, mode, random).unwrap();
+            let begun = file.metadata().unwrap().permissions().mode() & 0o7777;
+            assert_eq!(begun & !mode, 0, "{begun:o} of {mode:o}");
+            fs::remove_file(temporary).unwrap();
+        }
+    }
+
+    #[test]
     fn two_writers_that_draw_one_name_do_not_take_each_others_file() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("new/key");
-        let (first, _) = create(&path, || Ok(7)).unwrap();
+        let (first, _) = create(&path, 0o666, || Ok(7)).unwrap();
         let numbers = std::cell::Cell::new(6);
-        let (second, _) = create(&path, || Ok(numbers.replace(numbers.get() + 1).max(7))).unwrap();
+        let (second, _) = create(&path, 0o666, || Ok(numbers.replace(numbers.get() + 1).max(7))).unwrap();
         assert_ne!(first, second);
-        assert_eq!(create(&path, || Ok(7)).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(create(&path, 0o666, || Ok(7)).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
         assert!(first.exists() && second.exists());
         // Nor does one that fails for another reason.
         fs::create_dir(&path).unwrap();
-        write(&path, b"12345").unwrap_err();
+        write(&path, b"12345", None).unwrap_err();
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 3);
     }
 }

@@ -48,6 +48,7 @@ mod view;
 mod copied;
 mod create;
 mod directories;
+mod mode;
 mod put;
 mod writer;
 

@@ -159,6 +159,15 @@ static void run(char **words, int count) {
         int kept = tidefs_keep(cache, strtoul(words[1], NULL, 10));
         if (kept == TIDEFS_MISS) say("no");
         else settled(kept, "yes");
+    } else if (strcmp(name, "mode") == 0) {
+        int mode = strcmp(key, "none") == 0 ? -1 : (int)strtoul(key, NULL, 8);
+        settled(tidefs_set_mode(cache, mode), "ok");
+    } else if (strcmp(name, "allowed") == 0) {
+        char path[4096];
+        struct stat facts;
+        path_of(path, sizeof path, key, "");
+        if (stat(path, &facts) == 0) say("%o", (unsigned)facts.st_mode & 07777);
+        else say("error %d", errno);
     } else if (strcmp(name, "prefetch") == 0) {
         settled(tidefs_prefetch(cache, keys, keys_count), "ok");
     } else if (strcmp(name, "range") == 0) {

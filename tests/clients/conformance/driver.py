@@ -65,6 +65,12 @@ class Driver:
     def do_keep(self, count):
         return "yes" if self.cache.keep(int(count)) else "no"
 
+    def do_mode(self, mode):
+        self.cache.set_mode(None if mode == "none" else int(mode, 8))
+
+    def do_allowed(self, key):
+        return f"{os.stat(self.path(key)).st_mode & 0o7777:o}"
+
     def do_prefetch(self, *keys):
         self.cache.prefetch(keys)
 

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -68,6 +69,14 @@ impl Driver {
             }
             "prefix" => cache.prefix(words).map(|present| present.to_string()),
             "keep" => cache.keep(number(0)).map(|keeps| if keeps { "yes" } else { "no" }.to_owned()),
+            "mode" => {
+                cache.set_mode(u32::from_str_radix(key, 8).ok());
+                Ok(ok(()))
+            }
+            "allowed" => {
+                let permissions = fs::metadata(self.place.join(key)).expect("stat").permissions();
+                Ok(format!("{:o}", permissions.mode() & 0o7777))
+            }
             "prefetch" => cache.prefetch(words).map(ok),
             "wait" => {
                 let limit = Duration::from_millis(number(1) as u64);

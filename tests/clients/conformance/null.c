@@ -151,6 +151,7 @@ int main(int argc, char **argv) {
     REFUSED("objects", tidefs_put_many(cache, NULL, 1));
     REFUSED("a key", tidefs_put_many(cache, &nameless, 1));
     REFUSED("bytes", tidefs_put_many(cache, &empty, 1));
+    REFUSED("cache", tidefs_set_mode(NULL, 0600));
     REFUSED("cache", tidefs_put(NULL, "a", "x", 1));
     EXPECT(tidefs_put(cache, "a", NULL, 0) == TIDEFS_OK);
     int outcomes[2] = {1, 1};
