@@ -1,5 +1,5 @@
-//! Threads of the daemon beside those of its session: they keep room free, take checksums, make segments ready, give names back,
-//! and serve the SSD tier.
+//! Threads of the daemon beside those of its session: they keep room free, take checksums, end clients that hold much, make segments
+//! ready, give names back, and serve the SSD tier.
 //!
 //! Invariant: who is to be joined ends soon after [`Background::ask_to_stop`]. Load threads are not joined: they end when the
 //! session closes their line, and with the process when it cannot.
@@ -49,6 +49,9 @@ impl Background {
         threads.push(headroom);
         let checks = move || checker.check_in_background(|| checks.is_stopping());
         threads.push(spawn("checksums", Box::new(checks))?);
+        let (ender, ends) = (Arc::clone(datapath), Arc::clone(self));
+        let ends = move || ender.end_sessions(|| ends.is_stopping());
+        threads.push(spawn("client-ends", Box::new(ends))?);
         let (maker, makes) = (Arc::clone(datapath), Arc::clone(self));
         let makes = move || maker.make_blanks(|| makes.is_stopping());
         threads.push(spawn("blanks", Box::new(makes))?);

@@ -184,7 +184,7 @@ impl FastFiles {
         if number == CONTROL {
             let session = self.sessions.write().remove(&handle.0);
             if let Some(session) = session {
-                datapath.end_session(&session);
+                datapath.end_soon(&session);
             }
             return;
         }

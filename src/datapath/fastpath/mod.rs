@@ -18,6 +18,7 @@
 
 // Sessions, and the references that they hold.
 mod batch;
+mod ending;
 mod session;
 
 // Finding objects by their names, and pinning them.
@@ -50,6 +51,7 @@ pub use self::session::{CREATES_MAX, REFERENCES_MAX, Session};
 pub use self::store::{BeginRequest, PutRequest};
 
 use self::absences::Absences;
+use self::ending::Ending;
 use self::pool::Pool;
 use self::ready::Following;
 use self::segments::Segments;
@@ -144,6 +146,8 @@ pub(super) struct FastPath {
     pub(super) absences: Absences,
     /// Begun objects of which parts may be read. A mutex: held for map look-ups.
     following: Mutex<Following>,
+    /// Clients that have ended and held much.
+    ending: Ending,
 }
 
 impl FastPath {
@@ -153,6 +157,7 @@ impl FastPath {
             publishing: Mutex::new(()),
             absences: Absences::default(),
             following: Mutex::default(),
+            ending: Ending::default(),
         }
     }
 }

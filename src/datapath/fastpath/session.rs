@@ -87,6 +87,15 @@ impl Session {
         if self.may_write { Ok(()) } else { Err(Located::Denied) }
     }
 
+    /// How many references and begun objects it holds, and how many bytes what is begun and its areas have.
+    pub(super) fn held(&self) -> (usize, ByteCount) {
+        let holdings = self.holdings.lock();
+        let areas = holdings.areas.values().map(|area| area.length);
+        let begun = holdings.begun.values().map(|begun| begun.size);
+        let bytes = begun.chain(areas).fold(ByteCount::ZERO, ByteCount::saturating_add);
+        (holdings.references + holdings.begun.len(), bytes)
+    }
+
     /// References that may still be taken.
     pub(super) fn references_left(&self) -> usize {
         REFERENCES_MAX.saturating_sub(self.holdings.lock().references)
