@@ -18,7 +18,7 @@ use tidefs_engine::types::{MemberId, PeerId};
 use super::catalog::owner::Owner;
 use super::catalog::wire::{Answered, Answers, FIND, Find, ITEMS_MAX, MESSAGE_BYTES, Message, is_told_of};
 use super::core::Core;
-use super::object::Found;
+use super::object::{Facts, Found, Stamp};
 use super::shards::{KeyId, Shard};
 
 /// Names that are answered under one hold of the lock.
@@ -117,6 +117,14 @@ impl Core {
     /// holds would push out what programs were answered.
     pub(super) async fn look_at(self: &Arc<Self>, path: &[u8], deadline: Instant) -> Found {
         self.ask(vec![path.to_vec()], false, deadline).await.pop().unwrap_or(Found::Unknown)
+    }
+
+    /// Which directory stands under `path`, as those count who decide: for who removes it. Zero where nobody says that.
+    pub(super) async fn directory_version(self: &Arc<Self>, path: &[u8], deadline: Instant) -> Stamp {
+        match self.look_at(path, deadline).await {
+            Found::Present { stamp, facts: Facts::Directory(_), .. } => stamp,
+            Found::Present { .. } | Found::Absent { .. } | Found::Unknown => Stamp(0),
+        }
     }
 
     pub(super) async fn find(self: &Arc<Self>, paths: Vec<Vec<u8>>, deadline: Instant) -> Vec<Found> {

@@ -2,9 +2,7 @@
 //!
 //! Invariants
 //! - Nothing is sent, or decided, about a path that is [too long](is_told_of) for a message.
-//! - A removal that may be done already takes nothing away that was published since, whoever is sent it once more. Only that of a
-//!   directory is sent as it was, and takes whatever has its name by then: who removes it does not know its version, which may be
-//!   later than its own clock.
+//! - A removal that may be done already takes nothing away that was published since, whoever is sent it once more.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -62,7 +60,7 @@ fn late(change: Change, contact_age_ms: u64) -> Change {
 }
 
 /// What a change is when it is sent again and may be done already: others may have gone on since.
-pub(super) fn again(change: Change) -> Change {
+fn again(change: Change) -> Change {
     match change {
         Change::Remove { path, at } => Change::RemoveThrough { path, through: at },
         change => change,
@@ -197,14 +195,13 @@ impl Core {
         change: Change,
         deadline: Instant,
     ) -> Result<Outcome, ClusterError> {
-        self.change_while(change, again, deadline, || true).await
+        self.change_while(change, deadline, || true).await
     }
 
-    /// As [`Core::change`]; nobody is asked any more once it is not wanted, and what may be done already is sent as `again` says.
+    /// As [`Core::change`]; nobody is asked any more once it is not wanted.
     pub(super) async fn change_while(
         self: &Arc<Self>,
         mut change: Change,
-        again: fn(Change) -> Change,
         deadline: Instant,
         is_wanted: impl Fn() -> bool + Send,
     ) -> Result<Outcome, ClusterError> {

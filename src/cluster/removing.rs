@@ -2,10 +2,11 @@
 //!
 //! Invariants
 //! - Until then this member itself does not find what it removed, whatever the others still say.
+//! - What is removed has a version, also a directory: its remover asks for that first, as it was shown none, and its own clock
+//!   may be behind.
 //!
 //! Limits: those of [`super::told_again`]. What comes beyond is counted.
 
-use std::convert::identity;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -16,7 +17,6 @@ use tokio::task::JoinSet;
 
 use super::catalog::owner::Expired;
 use super::catalog::wire::Change;
-use super::changing::again;
 use super::core::Core;
 use super::error::ClusterError;
 use super::gone::Gone;
@@ -106,7 +106,7 @@ pub struct Removal {
     pub path: Vec<u8>,
     /// The version up to which it is removed; one that was published later stays.
     pub through: Stamp,
-    /// Whether it is a directory, of which nobody but who decides knows a version.
+    /// Whether it is a directory, of which nobody but who decides knows the version.
     pub is_directory: bool,
 }
 
@@ -122,10 +122,16 @@ impl Core {
             self.remove_later(path, through);
             return Ok(());
         }
+        let through = if is_directory {
+            // Whether or not that is answered, the removal has its time.
+            let soon = self.within(self.until(deadline) / 2);
+            through.max(self.directory_version(&path, soon).await)
+        } else {
+            through
+        };
         let shard = KeyId::of(&path).shard();
         let change = Change::Remove { path: path.clone(), at: through };
-        let again = if is_directory { identity } else { again };
-        let result = self.change_while(change, again, deadline, || true).await;
+        let result = self.change(change, deadline).await;
         if result.is_err() {
             self.remove_later(path, through);
         }
@@ -206,7 +212,7 @@ impl Core {
                     let change = Change::RemoveThrough { path: path.clone(), through: at };
                     // A directory that is made anew has no version that would tell it from the one that was removed.
                     let is_wanted = || core.unheard.covers(&path, at);
-                    if core.change_while(change, identity, core.in_background(), is_wanted).await.is_ok() {
+                    if core.change_while(change, core.in_background(), is_wanted).await.is_ok() {
                         core.unheard.removals.lock().is_told(&path, at);
                     }
                 });

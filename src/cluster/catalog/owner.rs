@@ -179,13 +179,12 @@ impl Owner {
 
     fn present(&self, entry: &Entry) -> Answered {
         let facts = entry.facts();
-        let is_file = matches!(facts, Facts::File(_));
-        let copies = if is_file { self.copies(entry) } else { Vec::new() };
-        let stamp = if is_file { entry.stamp() } else { Stamp(0) };
-        Answered::Present { stamp, facts, copies }
+        let copies = if matches!(facts, Facts::File(_)) { self.copies(entry) } else { Vec::new() };
+        Answered::Present { stamp: entry.stamp(), facts, copies }
     }
 
-    /// What stands under `key`, for who remembers none of it, and is not told when that changes.
+    /// What stands under `key`, for who remembers none of it, and is not told when that changes. Nobody else is shown the version
+    /// of a directory.
     #[must_use]
     pub fn look_at(&self, key: KeyId) -> Answered {
         let role = self.role(key.shard());
@@ -200,7 +199,13 @@ impl Owner {
     /// What stands under `path`, for `asker`, which watches it from then on.
     pub fn find(&mut self, asker: PeerId, path: &[u8]) -> Answered {
         let key = KeyId::of(path);
-        let answer = self.look_at(key);
+        let answer = match self.look_at(key) {
+            // It may be made anew, of which who watches it is not told.
+            Answered::Present { facts: facts @ Facts::Directory(_), copies, .. } => {
+                Answered::Present { stamp: Stamp(0), facts, copies }
+            }
+            answer => answer,
+        };
         let is_absent = match answer {
             Answered::Present { .. } => false,
             // What a backup says may be remembered by nobody.
