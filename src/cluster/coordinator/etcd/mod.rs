@@ -311,9 +311,9 @@ impl Coordinator for Etcd {
 
     fn remove_namespace(&self, name: &str, deadline: Instant) -> Asked<'_, u64> {
         let (key, removed) = (self.shared.keys.namespace(name), self.shared.keys.removed());
-        let name = name.to_owned();
+        let (name, meant) = (name.to_owned(), OnceLock::new());
         Box::pin(async move {
-            let remove = |connected| remove_record(connected, key.clone(), (removed.clone(), &name));
+            let remove = |connected| remove_record(connected, key.clone(), (removed.clone(), &name), &meant);
             self.call("removing a namespace", deadline, remove).await
         })
     }

@@ -316,6 +316,25 @@ fn what_is_asked_after_the_users_of_etcd_were_changed_is_done_with_a_new_token()
 }
 
 #[test]
+fn a_namespace_that_is_made_anew_is_not_taken_by_its_removal_that_is_asked_for_once_more() {
+    with_etcd(async |server| {
+        let handle = server.handle();
+        handle.change_namespace("kv", sets("quota", "1GiB"), soon()).await.unwrap();
+        let (keys, meant) = (&handle.shared.keys, OnceLock::new());
+        let remove = async || {
+            let connected = handle.connected("a test", soon()).await.unwrap();
+            let name = (keys.removed(), "kv");
+            remove_record(connected, keys.namespace("kv"), name, &meant).await.unwrap()
+        };
+        let removed = remove().await;
+        let made = handle.change_namespace("kv", sets("ttl", "1h"), soon()).await.unwrap();
+        assert_eq!(remove().await, removed, "it is done already");
+        let seen = shows(&mut handle.namespaces(), "what came since", |seen| seen.revision >= made).await;
+        assert!(seen.records["kv"].policy.keys().eq(["ttl"]), "{seen:?}");
+    });
+}
+
+#[test]
 fn secrets_are_not_shown() {
     let user = EtcdUser { name: "tidefs".to_owned(), password: "hunter2".to_owned() };
     let tls =

@@ -5,7 +5,9 @@
 //! - What was read is written over only while nobody else has changed it; else it is read again.
 //! - Each may be done twice without harm.
 
-use etcd_client::{Client, Compare, CompareOp, Txn, TxnOp, TxnOpResponse};
+use std::sync::OnceLock;
+
+use etcd_client::{Client, Compare, CompareOp, KeyValue, Txn, TxnOp, TxnOpResponse};
 use tidefs_engine::types::Incarnation;
 
 use super::Connected;
@@ -60,17 +62,29 @@ pub(super) async fn change_record(
 
 /// Removes the record under `key`, and notes its name under `removed`. Returns the revision with which it is so: where there is no
 /// such record, that of the last removal of any, as it may be this one, asked for once more.
+///
+/// `meant`: with which revision the record came that is to go, once that was seen. One that was made anew since is another.
 pub(super) async fn remove_record(
     mut connected: Connected,
     key: String,
     (removed, name): (String, &str),
+    meant: &OnceLock<i64>,
 ) -> Result<u64, etcd_client::Error> {
-    let is_there = Compare::create_revision(key.as_str(), CompareOp::Greater, 0);
+    let came_with = match meant.get() {
+        Some(&revision) => revision,
+        None => {
+            let found = connected.client.get(key.as_str(), None).await?;
+            *meant.get_or_init(|| found.kvs().first().map_or(0, KeyValue::create_revision))
+        }
+    };
+    let [is_there, is_meant] = [(CompareOp::Greater, 0), (CompareOp::Equal, came_with)]
+        .map(|(compare, revision)| Compare::create_revision(key.as_str(), compare, revision));
     let name =
         serde_json::to_vec(name).map_err(|error| etcd_client::Error::InvalidArgs(error.to_string()))?;
     let remove = [TxnOp::delete(key.as_str(), None), TxnOp::put(removed.as_str(), name, None)];
     let look = [TxnOp::get(removed.as_str(), None)];
-    let outcome = connected.client.txn(Txn::new().when([is_there]).and_then(remove).or_else(look)).await?;
+    let outcome =
+        connected.client.txn(Txn::new().when([is_there, is_meant]).and_then(remove).or_else(look)).await?;
     let revision = if outcome.succeeded() {
         outcome.header().map_or(0, |header| header.revision())
     } else {
