@@ -1,7 +1,8 @@
 //! What was heard of etcd: by listing all of it, and then by each change.
 //!
 //! Invariants
-//! - A view has the number of the last change of a member in it, whoever hears of it and however: members compare numbers.
+//! - A view has the number of the last change of the members, whoever hears of it and however: members compare numbers, and go by
+//!   what whoever came and left in between has claimed. That each registers again when etcd was away is no change.
 //!
 //! Limits: when a member left while etcd was away, and etcd has compacted that change, the number is not known; the view has
 //! that of the list then, which is later, until the next change. When one came and left, the view has its old number until then.
@@ -24,7 +25,7 @@ pub(super) struct Heard {
     namespaces: BTreeMap<String, NamespaceRecord>,
     /// Everything up to this revision of etcd was heard; nothing, when it is zero.
     revision: i64,
-    /// Revision of the last change of a member.
+    /// Revision of the last change of the members; where they were found in a list, of what was put last.
     members_revision: i64,
     /// Of a directory's record, or of the list in which it was found.
     namespaces_revision: i64,
@@ -111,8 +112,8 @@ impl Heard {
         }
     }
 
-    /// Takes changes up to the revision `last`, and tells nobody. Later ones count as heard of only. Returns whether some were of
-    /// members, and of directories.
+    /// Takes changes up to the revision `last`, and tells nobody. Later ones count as heard of only. Returns whether members
+    /// changed, and records of directories.
     pub(super) fn take_changes(
         &mut self,
         shared: &Shared,
@@ -128,20 +129,26 @@ impl Heard {
             if revision > last {
                 break;
             }
-            let about = match event.event_type() {
-                EventType::Put => self.put(shared, pair),
-                EventType::Delete => shared.keys.about(pair.key()).inspect(|about| self.delete(about)),
+            let Some(about) = shared.keys.about(pair.key()) else { continue };
+            let known = match &about {
+                About::Member(id) => self.members.get(id).cloned(),
+                About::Namespace(_) => None,
             };
+            match event.event_type() {
+                EventType::Put => drop(self.put(shared, pair)),
+                EventType::Delete => self.delete(&about),
+            }
             match about {
-                Some(About::Member(_)) => {
+                // It registers again, as it was.
+                About::Member(id) if self.members.get(&id) == known.as_ref() => {}
+                About::Member(_) => {
                     members = true;
                     self.members_revision = self.members_revision.max(revision);
                 }
-                Some(About::Namespace(_)) => {
+                About::Namespace(_) => {
                     namespaces = true;
                     self.namespaces_revision = self.namespaces_revision.max(revision);
                 }
-                None => {}
             }
         }
         if changes.events().is_empty() && !changes.created() && !changes.canceled() {
@@ -156,8 +163,8 @@ impl Heard {
         let number = u64::try_from(self.members_revision).unwrap_or(0);
         let heard = View::new(number, self.members.values().cloned().collect());
         shared.views.send_if_modified(|view| {
-            // The same ones under a later number are no news: each registers again when etcd was away.
-            let is_news = heard.number > view.number && heard.members() != view.members();
+            // Also where the members are the same: one may have come and gone unheard, and others go by what it claimed.
+            let is_news = heard.number > view.number;
             if is_news {
                 *view = heard;
             }

@@ -173,8 +173,23 @@ async fn catch_up(shared: &Shared, client: &mut Client, heard: &mut Heard) -> Re
             Err(_) => tracing::info!("changes of before are not heard in time"),
         }
     }
+    if (1..now).contains(&before) && heard.is_like(&listed) && knows_since(client, shared, before).await? {
+        // Who came and left again is heard of as by those who were there.
+        return Ok(client.watch(prefix, Some(from(before))).await?);
+    }
     heard.replace(listed);
     Ok(client.watch(prefix, Some(from(now))).await?)
+}
+
+/// Whether etcd knows all changes since `revision` still.
+async fn knows_since(client: &mut Client, shared: &Shared, revision: i64) -> Result<bool, Error> {
+    let then = GetOptions::new().with_revision(revision).with_count_only();
+    match client.get(shared.keys.id(), Some(then)).await {
+        Ok(_) => Ok(true),
+        // Code of gRPC: out of range, which is what was compacted.
+        Err(Error::GRpcStatus(status)) if i32::from(status.code()) == 11 => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// etcd is at an earlier state than was heard of, or was.

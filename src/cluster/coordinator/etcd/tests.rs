@@ -290,6 +290,43 @@ fn who_lists_and_who_watches_give_a_view_the_same_number() {
 }
 
 #[test]
+fn who_heard_of_nobody_that_came_and_went_meanwhile_gives_the_view_the_number_that_it_has_for_others() {
+    with_etcd(async |mut server| {
+        // Its lease does not end while etcd is away.
+        let lasting = EtcdSettings { lease: Duration::from_secs(60), ..server.settings("test") };
+        let away = Etcd::start(lasting, &Handle::current());
+        join(&away, 1).await;
+        shows(&mut away.views(), "itself", has(1)).await;
+        server.stop();
+        // It tries again some seconds later then.
+        tokio::time::sleep(Duration::from_millis(3500)).await;
+        server.start_again();
+        let other = server.handle();
+        join(&other, 2).await;
+        shows(&mut other.views(), "both", has(2)).await;
+        other.leave(soon()).await.unwrap();
+        let there = shows(&mut other.views(), "the one that stayed", has(1)).await;
+        let seen = shows(&mut away.views(), "that one left", |view| view.number >= there.number).await;
+        assert_eq!(seen, there);
+    });
+}
+
+#[test]
+fn a_member_that_registers_again_as_it_was_makes_no_view() {
+    with_etcd(async |server| {
+        let (handle, other) = (server.handle(), server.handle());
+        let member = join(&handle, 1).await;
+        join(&other, 2).await;
+        let view = shows(&mut other.views(), "both", has(2)).await;
+        handle.register(member, soon()).await.unwrap();
+        // What comes after it in etcd is heard after it.
+        let made = handle.change_namespace("kv", sets("quota", "1GiB"), soon()).await.unwrap();
+        shows(&mut other.namespaces(), "the namespace", |seen| seen.revision >= made).await;
+        assert_eq!(*other.views().borrow(), view);
+    });
+}
+
+#[test]
 fn what_is_asked_after_the_users_of_etcd_were_changed_is_done_with_a_new_token() {
     let keys = tempfile::tempdir().unwrap();
     let key = keys.path().join("key");
