@@ -26,8 +26,13 @@ impl Keys {
         &self.prefix
     }
 
-    /// The first key beyond those that are listed. What comes from there on are starts, one of each host that ever came.
+    /// The first key beyond those that are listed. What comes from there on are starts, many of them of hosts that are gone.
     pub(super) fn end(&self) -> String {
+        self.starts()
+    }
+
+    /// What the keys of all starts begin with.
+    pub(super) fn starts(&self) -> String {
         format!("{}starts/", self.prefix)
     }
 
@@ -36,7 +41,7 @@ impl Keys {
     }
 
     pub(super) fn start(&self, member: MemberId) -> String {
-        format!("{}starts/{:016x}", self.prefix, member.0)
+        format!("{}{:016x}", self.starts(), member.0)
     }
 
     pub(super) fn member(&self, member: MemberId) -> String {

@@ -11,6 +11,8 @@
 //!
 //! Limits: a request waits until its deadline for a session; each call to etcd takes at most
 //! `EtcdSettings::call_timeout`. [`RECORDS_MAX`] directories, as far as was heard: members that ask at one moment may pass it.
+//! `STARTS_MAX` starts beside those of members that are registered: each start has some older ones beyond them forgotten. Who
+//! is started again after that is later all the same; an earlier process of it, if one is left, is not refused any more.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -37,7 +39,7 @@ mod tests;
 mod transactions;
 
 use keys::Keys;
-use transactions::{change_record, open_start, remove_record};
+use transactions::{STARTS_MAX, change_record, forget_starts, open_start, remove_record};
 
 /// Certificates for TLS to etcd, as PEM.
 #[derive(Clone)]
@@ -238,10 +240,25 @@ impl Etcd {
             self.call("starting a member", deadline, |connected| open_start(connected, key.clone())).await?;
         let joined = *self.shared.joined.get_or_init(|| start.cluster);
         if joined == start.cluster {
+            self.forget_old_starts();
             return Ok(start);
         }
         let reason = format!("etcd had cluster {joined} a moment ago, and has {} now", start.cluster);
         Err(CoordinatorError::Refused { what: "starting a member", reason: reason.into() })
+    }
+
+    /// Has the oldest starts forgotten, where there are too many. Nobody waits for that: what fails is for the next start to do.
+    fn forget_old_starts(&self) {
+        let Some(connected) = self.shared.client.borrow().clone() else { return };
+        let keys = &self.shared.keys;
+        let key_of = |member: &Member| keys.start(member.id).into_bytes();
+        let registered = self.shared.views.borrow().members().iter().map(key_of).collect();
+        let forgetting = forget_starts(connected, keys.starts(), registered, STARTS_MAX);
+        tokio::spawn(async move {
+            if let Err(error) = forgetting.await {
+                tracing::debug!(%error, "old starts are not forgotten now");
+            }
+        });
     }
 
     /// Hands a wish to the session and waits until it is dealt with.

@@ -180,6 +180,29 @@ fn a_member_that_registers_again_after_it_could_not_leave_stays_when_etcd_is_bac
 }
 
 #[test]
+fn old_starts_are_forgotten_beyond_a_bound_and_the_next_one_is_later_all_the_same() {
+    with_etcd(async |server| {
+        let handle = server.handle();
+        join(&handle, 1).await;
+        let begin = async |id: u64| handle.begin(MemberId(id), soon()).await.unwrap().incarnation;
+        let before = begin(2).await;
+        for id in 3..=5 {
+            begin(id).await;
+        }
+        let (mut connected, keys) = (handle.connected("a test", soon()).await.unwrap(), &handle.shared.keys);
+        let registered = [keys.start(MemberId(1)).into_bytes()];
+        forget_starts(connected.clone(), keys.starts(), registered.into(), 2).await.unwrap();
+        let mut known = Vec::new();
+        for id in 1..=5 {
+            let found = connected.client.get(keys.start(MemberId(id)), None).await.unwrap();
+            known.push(!found.kvs().is_empty());
+        }
+        assert_eq!(known, [true, false, false, true, true], "the oldest go, but those that are registered");
+        assert!(begin(2).await > before);
+    });
+}
+
+#[test]
 fn who_leaves_leaves_a_later_start_of_it_registered() {
     with_etcd(async |server| {
         let (old, new) = (server.handle(), server.handle());

@@ -1,13 +1,16 @@
-//! What is done in etcd at one stroke, or not at all: a start is counted, a record changed or removed, the id of the cluster
-//! drawn.
+//! What is done in etcd at one stroke, or not at all: a start is counted, old ones are forgotten, a record changed or removed, the
+//! id of the cluster drawn.
 //!
 //! Invariants
 //! - What was read is written over only while nobody else has changed it; else it is read again.
 //! - Each may be done twice without harm.
 
+use std::collections::BTreeSet;
 use std::sync::OnceLock;
 
-use etcd_client::{Client, Compare, CompareOp, KeyValue, Txn, TxnOp, TxnOpResponse};
+use etcd_client::{
+    Client, Compare, CompareOp, GetOptions, KeyValue, SortOrder, SortTarget, Txn, TxnOp, TxnOpResponse,
+};
 use tidefs_engine::types::Incarnation;
 
 use super::Connected;
@@ -15,13 +18,22 @@ use super::keys::Keys;
 use crate::cluster::coordinator::{NamespaceChange, NamespaceRecord, Start};
 use crate::cluster::member::ClusterId;
 
-/// Counts the start under `key` up by one.
+/// Starts that are known of members that are not registered: hosts may come under new names for ever.
+pub(super) const STARTS_MAX: usize = 65_536;
+
+/// How many starts are forgotten at once: etcd does 128 things at one stroke.
+const FORGOTTEN_AT_ONCE: usize = 64;
+
+/// Counts the start under `key` up by one. Where none is known it has the number of the next change in etcd: each start was a
+/// change, so none that was forgotten had a larger one.
 pub(super) async fn open_start(mut connected: Connected, key: String) -> Result<Start, etcd_client::Error> {
     loop {
-        let latest = connected.client.get(key.as_str(), None).await?;
-        let latest = latest.kvs().first();
+        let found = connected.client.get(key.as_str(), None).await?;
+        let changes = found.header().map_or(0, |header| header.revision());
+        let latest = found.kvs().first();
         // What is not a number was not written by us; counting begins anew.
-        let number: u64 = latest.and_then(|pair| pair.value_str().ok()?.parse().ok()).unwrap_or(0);
+        let number = latest.and_then(|pair| pair.value_str().ok()?.parse().ok());
+        let number: u64 = number.unwrap_or_else(|| u64::try_from(changes).unwrap_or(0));
         let next = number.saturating_add(1);
         let revision = latest.map_or(0, |pair| pair.mod_revision());
         let is_unchanged = Compare::mod_revision(key.as_str(), CompareOp::Equal, revision);
@@ -30,6 +42,36 @@ pub(super) async fn open_start(mut connected: Connected, key: String) -> Result<
             return Ok(Start { cluster: connected.cluster, incarnation: Incarnation(next) });
         }
     }
+}
+
+/// Forgets some starts below `starts`, the oldest first, where there are more than `max` beside those of members that are
+/// `registered`, whose keys these are.
+pub(super) async fn forget_starts(
+    mut connected: Connected,
+    starts: String,
+    registered: BTreeSet<Vec<u8>>,
+    max: usize,
+) -> Result<(), etcd_client::Error> {
+    let all = GetOptions::new().with_prefix();
+    let counted = connected.client.get(starts.as_str(), Some(all.clone().with_count_only())).await?;
+    let count = usize::try_from(counted.count()).unwrap_or(0);
+    let forgotten = count.saturating_sub(registered.len() + max).min(FORGOTTEN_AT_ONCE);
+    if forgotten == 0 {
+        return Ok(());
+    }
+    let looked_at = i64::try_from(registered.len() + forgotten).unwrap_or(i64::MAX);
+    let oldest = all.with_keys_only().with_sort(SortTarget::Mod, SortOrder::Ascend).with_limit(looked_at);
+    let found = connected.client.get(starts, Some(oldest)).await?;
+    let gone = found.kvs().iter().filter(|pair| !registered.contains(pair.key())).take(forgotten);
+    let (are_unchanged, forget): (Vec<Compare>, Vec<TxnOp>) = gone
+        .map(|pair| {
+            let is_unchanged = Compare::mod_revision(pair.key(), CompareOp::Equal, pair.mod_revision());
+            (is_unchanged, TxnOp::delete(pair.key(), None))
+        })
+        .unzip();
+    // Where one of them has started meanwhile none is forgotten: the next start does that.
+    connected.client.txn(Txn::new().when(are_unchanged).and_then(forget)).await?;
+    Ok(())
 }
 
 /// Changes the record under `key`, as it is when nobody else changes it meanwhile. Returns the revision of its last change.
