@@ -119,11 +119,15 @@ impl Core {
         self.ask(vec![path.to_vec()], false, deadline).await.pop().unwrap_or(Found::Unknown)
     }
 
-    /// Which directory stands under `path`, as those count who decide: for who removes it. Zero where nobody says that.
-    pub(super) async fn directory_version(self: &Arc<Self>, path: &[u8], deadline: Instant) -> Stamp {
+    /// Which directory stands under `path`, as those count who decide: for who removes it. Zero where there is none; `None` where
+    /// nobody says that, as no member of a build without it does.
+    pub(super) async fn directory_version(self: &Arc<Self>, path: &[u8], deadline: Instant) -> Option<Stamp> {
         match self.look_at(path, deadline).await {
-            Found::Present { stamp, facts: Facts::Directory(_), .. } => stamp,
-            Found::Present { .. } | Found::Absent { .. } | Found::Unknown => Stamp(0),
+            Found::Present { stamp, facts: Facts::Directory(_), .. } => {
+                Some(stamp).filter(|&stamp| stamp > Stamp(0))
+            }
+            Found::Present { .. } | Found::Absent { .. } => Some(Stamp(0)),
+            Found::Unknown => None,
         }
     }
 

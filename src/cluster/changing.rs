@@ -2,7 +2,9 @@
 //!
 //! Invariants
 //! - Nothing is sent, or decided, about a path that is [too long](is_told_of) for a message.
-//! - A removal that may be done already takes nothing away that was published since, whoever is sent it once more.
+//! - A removal that may be done already takes nothing away that was published since, whoever is sent it once more. Only that of a
+//!   directory of which nobody says the version is sent as it was, and takes whatever has its name by then: that version may be
+//!   later than the clock of who removes it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -60,7 +62,7 @@ fn late(change: Change, contact_age_ms: u64) -> Change {
 }
 
 /// What a change is when it is sent again and may be done already: others may have gone on since.
-fn again(change: Change) -> Change {
+pub(super) fn again(change: Change) -> Change {
     match change {
         Change::Remove { path, at } => Change::RemoveThrough { path, through: at },
         change => change,
@@ -195,13 +197,14 @@ impl Core {
         change: Change,
         deadline: Instant,
     ) -> Result<Outcome, ClusterError> {
-        self.change_while(change, deadline, || true).await
+        self.change_while(change, again, deadline, || true).await
     }
 
-    /// As [`Core::change`]; nobody is asked any more once it is not wanted.
+    /// As [`Core::change`]; nobody is asked any more once it is not wanted, and what may be done already is sent as `again` says.
     pub(super) async fn change_while(
         self: &Arc<Self>,
         mut change: Change,
+        again: fn(Change) -> Change,
         deadline: Instant,
         is_wanted: impl Fn() -> bool + Send,
     ) -> Result<Outcome, ClusterError> {

@@ -3,10 +3,11 @@
 //! Invariants
 //! - Until then this member itself does not find what it removed, whatever the others still say.
 //! - What is removed has a version, also a directory: its remover asks for that first, as it was shown none, and its own clock
-//!   may be behind.
+//!   may be behind. Where nobody says it, the directory goes all the same, and what was made there since may go with it.
 //!
 //! Limits: those of [`super::told_again`]. What comes beyond is counted.
 
+use std::convert::identity;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -17,6 +18,7 @@ use tokio::task::JoinSet;
 
 use super::catalog::owner::Expired;
 use super::catalog::wire::Change;
+use super::changing::again;
 use super::core::Core;
 use super::error::ClusterError;
 use super::gone::Gone;
@@ -122,16 +124,18 @@ impl Core {
             self.remove_later(path, through);
             return Ok(());
         }
-        let through = if is_directory {
+        let version = if is_directory {
             // Whether or not that is answered, the removal has its time.
             let soon = self.within(self.until(deadline) / 2);
-            through.max(self.directory_version(&path, soon).await)
+            self.directory_version(&path, soon).await
         } else {
-            through
+            Some(through)
         };
+        let through = version.map_or(through, |version| version.max(through));
         let shard = KeyId::of(&path).shard();
         let change = Change::Remove { path: path.clone(), at: through };
-        let result = self.change(change, deadline).await;
+        let again = if version.is_none() { identity } else { again };
+        let result = self.change_while(change, again, deadline, || true).await;
         if result.is_err() {
             self.remove_later(path, through);
         }
@@ -212,7 +216,7 @@ impl Core {
                     let change = Change::RemoveThrough { path: path.clone(), through: at };
                     // A directory that is made anew has no version that would tell it from the one that was removed.
                     let is_wanted = || core.unheard.covers(&path, at);
-                    if core.change_while(change, core.in_background(), is_wanted).await.is_ok() {
+                    if core.change_while(change, identity, core.in_background(), is_wanted).await.is_ok() {
                         core.unheard.removals.lock().is_told(&path, at);
                     }
                 });

@@ -173,6 +173,24 @@ fn a_removal_of_a_directory_of_which_the_answer_is_lost_leaves_what_was_made_sin
 }
 
 #[test]
+fn the_version_of_a_directory_is_said_by_who_decides_and_else_by_nobody() {
+    in_virtual_time(async {
+        let network = Network::new(1);
+        let (hosts, name) = three_over(&network).await;
+        let core = &hosts[0].cluster.core;
+        let version = async || core.directory_version(name.as_bytes(), soon()).await;
+        assert_eq!(version().await, Some(Stamp(0)), "there is none");
+        let facts = Facts::Directory(DirectoryFacts { mode: 0o755, uid: 0, gid: 0 });
+        hosts[1].cluster.publish(name.clone().into_bytes(), Stamp(20), facts, soon()).await.unwrap();
+        assert_eq!(version().await, Some(Stamp(20)));
+        for host in &hosts[1..] {
+            network.part(core.me, host.cluster.core.me);
+        }
+        assert_eq!(version().await, None, "nobody is reached");
+    });
+}
+
+#[test]
 fn a_directory_is_removed_though_the_first_message_is_lost_and_another_clock_is_ahead() {
     let lost = Cell::new(0);
     for seed in 0..NETWORKS {
