@@ -46,7 +46,7 @@ pub(super) fn is_refusal(error: &Error) -> bool {
 
 /// What ends a session.
 #[derive(Debug)]
-enum Broken {
+pub(super) enum Broken {
     /// etcd is away, or what it answers is of no use.
     Away(Error),
     /// It is not what this member joined.
@@ -137,7 +137,11 @@ async fn hold(shared: &Shared, heard: &mut Heard, pause: &mut Duration) -> Resul
 /// changes do not lead from what was heard to what there is has lost some of them, also when it has made others since.
 ///
 /// Limits: it is gone by all the same where it has compacted the changes, or where the last one is of no key of this cluster.
-async fn catch_up(shared: &Shared, client: &mut Client, heard: &mut Heard) -> Result<WatchStream, Broken> {
+pub(super) async fn catch_up(
+    shared: &Shared,
+    client: &mut Client,
+    heard: &mut Heard,
+) -> Result<WatchStream, Broken> {
     let prefix = shared.keys.prefix();
     let listed = list(shared, client).await?;
     let (before, now) = (heard.revision(), listed.revision());
@@ -274,7 +278,7 @@ fn drawn_id() -> Result<ClusterId, Error> {
 }
 
 /// The next changes. The watch is lost when etcd compacted what was not heard yet, or ends the stream.
-async fn next_changes(watching: &mut WatchStream) -> Result<etcd_client::WatchResponse, Error> {
+pub(super) async fn next_changes(watching: &mut WatchStream) -> Result<etcd_client::WatchResponse, Error> {
     match watching.message().await? {
         Some(changes) if changes.canceled() => Err(Error::WatchError(changes.cancel_reason().to_owned())),
         Some(changes) => Ok(changes),

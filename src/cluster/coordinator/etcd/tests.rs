@@ -8,6 +8,8 @@ use etcd_client::{AlarmAction, AlarmType, Txn, TxnOp};
 use tidefs_engine::types::Incarnation;
 
 use super::super::conformance::{Pair, as_registered, coordinator_facts, join, sets, shows, soon, started};
+use super::heard::Heard;
+use super::session::{catch_up, next_changes};
 use super::testing::Server;
 use super::*;
 
@@ -312,32 +314,70 @@ fn who_lists_and_who_watches_give_a_view_the_same_number() {
     });
 }
 
+/// Leases that do not end while a test takes its time.
+fn lasting(server: &Server) -> EtcdSettings {
+    EtcdSettings { lease: Duration::from_secs(60), ..server.settings("test") }
+}
+
+/// The first member, which stays registered and hears nothing any more; the way to etcd, and what it has heard.
+async fn gone_deaf(server: &Server) -> (Etcd, Client, Heard) {
+    let away = Etcd::start(lasting(server), &Handle::current());
+    join(&away, 1).await;
+    shows(&mut away.views(), "itself", has(1)).await;
+    let mut client = away.connected("a test", soon()).await.unwrap().client;
+    away.session.abort();
+    let mut heard = Heard::default();
+    drop(catch_up(&away.shared, &mut client, &mut heard).await.unwrap());
+    (away, client, heard)
+}
+
+/// The second member comes and goes. Returns the view without it.
+async fn comes_and_goes(server: &Server) -> View {
+    let other = Etcd::start(lasting(server), &Handle::current());
+    join(&other, 2).await;
+    shows(&mut other.views(), "both", has(2)).await;
+    other.leave(soon()).await.unwrap();
+    shows(&mut other.views(), "the one that stayed", has(1)).await
+}
+
 #[test]
 fn who_heard_of_nobody_that_came_and_went_meanwhile_gives_the_view_the_number_that_it_has_for_others() {
-    with_etcd(async |mut server| {
-        // Its lease does not end while etcd is away.
-        let lasting = EtcdSettings { lease: Duration::from_secs(60), ..server.settings("test") };
-        let away = Etcd::start(lasting, &Handle::current());
-        join(&away, 1).await;
-        shows(&mut away.views(), "itself", has(1)).await;
-        server.stop();
-        // It tries again some seconds later then.
-        tokio::time::sleep(Duration::from_millis(3500)).await;
-        server.start_again();
-        let other = server.handle();
-        join(&other, 2).await;
-        shows(&mut other.views(), "both", has(2)).await;
-        other.leave(soon()).await.unwrap();
-        let there = shows(&mut other.views(), "the one that stayed", has(1)).await;
-        let seen = shows(&mut away.views(), "that one left", |view| view.number >= there.number).await;
-        assert_eq!(seen, there);
+    with_etcd(async |server| {
+        let (away, mut client, mut heard) = gone_deaf(&server).await;
+        let there = comes_and_goes(&server).await;
+        let shared = &away.shared;
+        assert!(shared.views.borrow().number < there.number, "it has heard of that");
+        let mut watching = catch_up(shared, &mut client, &mut heard).await.unwrap();
+        let hearing = async {
+            while shared.views.borrow().number < there.number {
+                heard.apply(shared, &next_changes(&mut watching).await.unwrap());
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), hearing).await.expect("it hears of that one by one");
+        assert_eq!(*shared.views.borrow(), there);
+    });
+}
+
+#[test]
+fn the_view_keeps_its_number_where_etcd_has_compacted_who_came_and_went_meanwhile() {
+    with_etcd(async |server| {
+        let (away, mut client, mut heard) = gone_deaf(&server).await;
+        let there = comes_and_goes(&server).await;
+        let (shared, left) = (&away.shared, i64::try_from(there.number).unwrap());
+        let before = shared.views.borrow().clone();
+        assert!(heard.revision() < left);
+        client.compact(left, None).await.unwrap();
+        drop(catch_up(shared, &mut client, &mut heard).await.unwrap());
+        assert!(heard.revision() >= left, "it goes on from the list");
+        heard.publish_members(shared);
+        assert_eq!(*shared.views.borrow(), before);
     });
 }
 
 #[test]
 fn a_member_that_registers_again_as_it_was_makes_no_view() {
     with_etcd(async |server| {
-        let (handle, other) = (server.handle(), server.handle());
+        let [handle, other] = [(); 2].map(|()| Etcd::start(lasting(&server), &Handle::current()));
         let member = join(&handle, 1).await;
         join(&other, 2).await;
         let view = shows(&mut other.views(), "both", has(2)).await;
