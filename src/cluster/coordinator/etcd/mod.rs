@@ -1,6 +1,6 @@
 //! The coordinator that many hosts share: etcd, by its v3 interface.
 //!
-//! Below `/tidefs/NAME/` etcd holds `id` (of the cluster, drawn by who comes first), `starts/MEMBER` (the latest start),
+//! Below `/tidefs/NAME/` etcd holds `id` (of the cluster, drawn by who comes first), `starts/MEMBER` (number of the latest start),
 //! `members/MEMBER` (under the lease of the process), `namespaces/NAME`, and `removed` (the last of those that was). Values
 //! are JSON, so that `etcdctl` shows them.
 //!
@@ -12,7 +12,8 @@
 //! Limits: a request waits until its deadline for a session; each call to etcd takes at most
 //! `EtcdSettings::call_timeout`. [`RECORDS_MAX`] directories, as far as was heard: members that ask at one moment may pass it.
 //! `STARTS_MAX` starts beside those of members that are registered: each start has some older ones beyond them forgotten. Who
-//! is started again after that is later all the same; an earlier process of it, if one is left, is not refused any more.
+//! is started again after that is later all the same; an earlier process of it, if one is left, is not refused any more. For that
+//! etcd counts all keys below `starts/` at each start, and sorts them all where there are too many, to give out the oldest.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};

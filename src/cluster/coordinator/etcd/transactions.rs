@@ -1,9 +1,10 @@
-//! What is done in etcd at one stroke, or not at all: a start is counted, old ones are forgotten, a record changed or removed, the
+//! What is done in etcd at one stroke, or not at all: a start is numbered, old ones are forgotten, a record changed or removed, the
 //! id of the cluster drawn.
 //!
 //! Invariants
 //! - What was read is written over only while nobody else has changed it; else it is read again.
 //! - Each may be done twice without harm.
+//! - No start has a larger number than etcd had changes when it was noted.
 
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
@@ -24,17 +25,16 @@ pub(super) const STARTS_MAX: usize = 65_536;
 /// How many starts are forgotten at once: etcd does 128 things at one stroke.
 const FORGOTTEN_AT_ONCE: usize = 64;
 
-/// Counts the start under `key` up by one. Where none is known it has the number of the next change in etcd: each start was a
-/// change, so none that was forgotten had a larger one.
+/// Numbers a start, and notes that under `key`: it comes after the last change of etcd, and after the start that is known.
 pub(super) async fn open_start(mut connected: Connected, key: String) -> Result<Start, etcd_client::Error> {
     loop {
         let found = connected.client.get(key.as_str(), None).await?;
         let changes = found.header().map_or(0, |header| header.revision());
         let latest = found.kvs().first();
-        // What is not a number was not written by us; counting begins anew.
-        let number = latest.and_then(|pair| pair.value_str().ok()?.parse().ok());
-        let number: u64 = number.unwrap_or_else(|| u64::try_from(changes).unwrap_or(0));
-        let next = number.saturating_add(1);
+        // What is not a number was not written by us.
+        let noted: u64 = latest.and_then(|pair| pair.value_str().ok()?.parse().ok()).unwrap_or(0);
+        // Each start was a change of etcd: none had a larger number than there were changes, also of those that are forgotten.
+        let next = noted.max(u64::try_from(changes).unwrap_or(0)).saturating_add(1);
         let revision = latest.map_or(0, |pair| pair.mod_revision());
         let is_unchanged = Compare::mod_revision(key.as_str(), CompareOp::Equal, revision);
         let put = TxnOp::put(key.as_str(), next.to_string(), None);

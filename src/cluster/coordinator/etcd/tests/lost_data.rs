@@ -138,6 +138,6 @@ fn a_start_that_etcd_has_forgotten_is_noted_again() {
         let again = handle.register(member.clone(), soon()).await;
         again.expect("it is the latest");
         let next = server.handle().begin(MemberId(1), soon()).await.unwrap();
-        assert_eq!(next.incarnation.0, member.incarnation.0 + 1);
+        assert!(next.incarnation > member.incarnation);
     });
 }
