@@ -17,7 +17,7 @@ use tokio::task::yield_now;
 use super::begin::begin;
 use super::commands::{Reply, scope_of};
 use super::ioctl::{answer, reply_with, with_request};
-use crate::datapath::{Caller, Datapath, Session, Unknown};
+use crate::datapath::{Caller, Datapath, Session, UnknownNames};
 use crate::namespace::{Ino, Name};
 
 /// Levels of directories of other members that one request finds its way through.
@@ -67,20 +67,22 @@ impl Asked {
 
     /// Asks for names, and for what comes to light behind them: a directory first, then what is in it. Returns all that was
     /// asked for; nothing when it was too much at once to be loaded.
-    async fn ask(&self, datapath: &Datapath, mut unknown: Unknown) -> Vec<(Ino, Name)> {
+    async fn ask(&self, datapath: &Datapath, mut unknown: UnknownNames) -> Vec<(Ino, Name)> {
         let (mut asked, mut are_few) = (Vec::new(), true);
         for _ in 0..LEVELS_MAX {
-            let Unknown { parts, hides_more } = unknown;
+            let UnknownNames { parts, hides_more } = unknown;
             if parts.len() > BEGUN_MAX {
                 are_few = false;
                 // From here on it is for the runtime.
                 yield_now().await;
             }
-            let mut kept = if are_few || hides_more { parts.clone() } else { Vec::new() };
-            datapath.ask(parts).await;
-            unknown = if hides_more { self.unknown(datapath) } else { Unknown::default() };
-            let is_over = unknown.parts.is_empty() || unknown.parts == kept;
-            asked.append(&mut kept);
+            let mut before = parts.clone();
+            let are_settled = datapath.ask(parts).await;
+            // Nothing is behind what was asked for, and all of it is known.
+            let is_over = are_settled && !hides_more;
+            unknown = if is_over { UnknownNames::default() } else { self.unknown(datapath) };
+            let is_over = unknown.parts.is_empty() || unknown.parts == before;
+            asked.append(&mut before);
             if is_over {
                 break;
             }
@@ -102,13 +104,13 @@ impl Asked {
         }
     }
 
-    fn unknown(&self, datapath: &Datapath) -> Unknown {
+    fn unknown(&self, datapath: &Datapath) -> UnknownNames {
         let names = |request: &Request<'_>| match &request.body {
             Body::Lookup(names) | Body::Prefix(names) | Body::Prefetch(names) => {
                 let names = names.iter().map(|name| name.0);
                 datapath.unknown_elsewhere(&self.session, scope_of(request), names)
             }
-            _ => Unknown::default(),
+            _ => UnknownNames::default(),
         };
         // It was understood before.
         with_request(datapath, &self.session, self.command, &self.payload, |request, _| Ok(names(request)))

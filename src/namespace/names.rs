@@ -51,7 +51,7 @@ struct Encoded {
 }
 
 impl Encoded {
-    /// Encodes a name of at most [`NAME_LENGTH_MAX`] bytes; what is longer is no name and equals none.
+    /// Encodes a name of at most [`NAME_LENGTH_MAX`] bytes.
     fn of(name: &[u8]) -> Self {
         let mut encoded = Self { bytes: [0; ENCODED_MAX], length: 0 };
         if name.is_empty() || name.len() > NAME_LENGTH_MAX {
@@ -293,9 +293,13 @@ mod tests {
     #[test]
     fn names_that_differ_in_what_is_not_compressed_differ() {
         let mut names = Names::new();
-        for (stored, other) in [("abc", "ab"), ("ab", "abc"), ("aB", "ab"), ("0a", "0a0a"), ("x.0", "x.00")] {
-            let stored = names.store(&name(stored.as_bytes()));
-            assert!(!names.is(stored, other.as_bytes()), "{other}");
+        let pairs =
+            [("abc", "ab"), ("ab", "abc"), ("aB", "ab"), ("0a", "0a0a"), ("x.0", "x.00"), ("0a", "0A")];
+        let parts = [("x0ax", "x"), ("x0ax", "x0a"), ("x0ax", "0ax"), ("0ab", "0a"), ("0a", ""), ("xx", "x")];
+        for (stored, other) in pairs.into_iter().chain(parts) {
+            let kept = names.store(&name(stored.as_bytes()));
+            assert!(names.is(kept, stored.as_bytes()), "{stored}");
+            assert!(!names.is(kept, other.as_bytes()), "{stored} and {other}");
         }
     }
 
@@ -341,6 +345,8 @@ mod tests {
                 kept.push((bytes, stored));
                 for (bytes, stored) in &kept {
                     prop_assert_eq!(&names.get(*stored), &name(bytes));
+                    prop_assert!(names.is(*stored, bytes));
+                    prop_assert!(!names.is(*stored, &bytes[1..]) && !names.is(*stored, &bytes[..bytes.len() - 1]));
                 }
             }
         }

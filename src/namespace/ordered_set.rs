@@ -197,6 +197,26 @@ mod tests {
     }
 
     #[test]
+    fn numbers_at_the_ends_of_runs_and_of_all_numbers_are_as_any_other() {
+        let mut random = SmallRng::seed_from_u64(6);
+        let (mut set, mut reference) = (OrderedSet::default(), BTreeSet::new());
+        for number in (0..5_000).map(|_| random.random()).chain([0, 1, u64::MAX - 1, u64::MAX]) {
+            assert_eq!(set.insert(number), reference.insert(number));
+        }
+        let near = |number: u64| [number.saturating_sub(1), number, number.saturating_add(1)];
+        let ends: Vec<u64> = set.runs.iter().flat_map(|run| [run[0], run[run.len() - 1]]).collect();
+        for number in ends.into_iter().flat_map(near) {
+            assert!(set.range(number..=number).eq(reference.range(number..=number).copied()), "{number}");
+            let after = set.range(number..=u64::MAX).take(3);
+            assert!(after.eq(reference.range(number..).copied().take(3)), "after {number}");
+            assert_eq!(set.insert(number), reference.insert(number), "{number}");
+            assert_eq!(set.remove(number), reference.remove(&number), "{number}");
+        }
+        assert_sound(&set);
+        assert!(set.range(0..=u64::MAX).eq(reference.iter().copied()));
+    }
+
+    #[test]
     fn a_place_is_found_however_the_numbers_lie() {
         let mut random = SmallRng::seed_from_u64(8);
         for round in 0..2_000 {

@@ -50,6 +50,28 @@ fn names_of_another_host_are_asked_for_with_one_message_for_each_level_of_direct
 }
 
 #[test]
+fn names_behind_a_directory_of_another_host_are_found_beside_others() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let hosts = Hosts::start(2, &[]);
+    fs::create_dir(hosts.mounts[0].join("whole-0/inner")).expect("a directory");
+    let name = |number: u64| match number % 3 {
+        0 => format!("whole-0/inner/{number}"),
+        _ => format!("whole-0/{number}"),
+    };
+    let mixed: Vec<String> = (0..100).map(name).collect();
+    for (number, name) in (0..).zip(&mixed) {
+        publish(&hosts.mounts[0].join(name), &object(number, 60_000));
+    }
+    let cache = Cache::open(hosts.mounts[1].path()).expect("the cache opens");
+    assert_eq!(cache.prefix(&mixed).expect("an answer"), mixed.len());
+    for (number, view) in (0..).zip(cache.lookup_many(&mixed).expect("an answer")) {
+        assert!(view.is_some_and(|view| view[..] == object(number, 60_000)), "object {number}");
+    }
+}
+
+#[test]
 fn absence_is_asked_for_at_once_and_remembered_until_somebody_publishes() {
     let hosts = Hosts::start(2, &[]);
     let cache = Cache::open(hosts.mounts[1].path()).expect("the cache opens");

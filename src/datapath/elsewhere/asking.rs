@@ -1,6 +1,6 @@
 //! Asking the other members what names stand for, and entering what they answer into the tables.
 //!
-//! Limits: [`AT_ONCE`] names are entered under one hold of the lock.
+//! Limits: [`AT_ONCE`] names, or one directory, are entered under one hold of the lock.
 
 use super::super::{Datapath, State};
 use super::Paths;
@@ -15,21 +15,28 @@ const AT_ONCE: usize = 64;
 
 impl Datapath {
     /// Asks the other members what names in directories stand for, and shows what they hold: one message to each member that
-    /// serves some of them. The look-up that follows finds them, or nothing.
+    /// serves some of them. The look-up that follows finds them, or nothing. Returns whether all are settled: nobody answered for
+    /// the others, or nobody tells when the answer changes.
     ///
     /// # Cancellation
     /// Dropping the future forgets the questions; what was learned until then stays.
-    pub async fn ask(&self, mut names: Vec<(Ino, Name)>) {
-        let Some(side) = self.cluster.get() else { return };
+    pub async fn ask(&self, mut names: Vec<(Ino, Name)>) -> bool {
+        let Some(side) = self.cluster.get() else { return true };
+        let mut are_settled = true;
         for _ in 0..ASKED_MAX {
             let (paths, questions) = self.begin_to_ask(names);
             if paths.is_empty() {
-                return;
+                return are_settled;
             }
             self.telemetry.catalog_lookups.add(paths.len() as u64);
             let found = side.cluster.find(paths, side.deadline()).await;
+            let is_open =
+                |found: &Found| matches!(found, Found::Unknown | Found::Absent { is_watched: false });
+            are_settled &= !found.iter().any(is_open);
+            // Answers first: a question to which there is none would be dropped, and ended, under the lock.
             names = self.learn(found.into_iter().zip(questions));
         }
+        are_settled && names.is_empty()
     }
 
     /// Notes that names are asked for, but for those that stand for something here. Returns their paths, too.
@@ -66,7 +73,12 @@ impl Datapath {
                 if state.elsewhere.end(key) {
                     overtaken.push((parent, name));
                 } else {
+                    let is_file = !matches!(found, Found::Present { facts: Facts::Directory(_), .. });
                     self.enter(&mut state, parent, name, key, found);
+                    if !is_file {
+                        // A new directory takes as long as many names.
+                        break;
+                    }
                 }
             }
         }

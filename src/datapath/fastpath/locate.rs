@@ -27,7 +27,7 @@ pub struct Run {
 
 /// What other members are to be asked for.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Unknown {
+pub struct UnknownNames {
     /// Names in directories.
     pub parts: Vec<(Ino, Name)>,
     /// Whether some of them are directories on the way to what is looked for.
@@ -168,8 +168,8 @@ impl Datapath {
         session: &Session,
         scope: Ino,
         names: impl Iterator<Item = &'n [u8]>,
-    ) -> Unknown {
-        let (mut names, mut unknown) = (names.peekable(), Unknown::default());
+    ) -> UnknownNames {
+        let (mut names, mut unknown) = (names.peekable(), UnknownNames::default());
         while names.peek().is_some() {
             let state = self.lock();
             if !state.has_members() {

@@ -43,7 +43,7 @@ use tidefs_engine::types::{ByteCount, SegmentId, Version};
 use super::Error;
 
 pub use self::area::{AREA_MAX, GetRequest};
-pub use self::locate::{Run, Unknown};
+pub use self::locate::{Run, UnknownNames};
 pub use self::ready::{FollowRequest, Followed, ReadyRequest};
 pub use self::sealing::SealRequest;
 pub use self::segments::RetiredSegments;
