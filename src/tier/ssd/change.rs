@@ -144,7 +144,7 @@ impl SsdTier {
             zone_bytes: zone_bytes_for(capacity, shared.growth.zone_bytes),
         };
         let candidate = Candidate { name: name.clone(), disk, capacity: Some(capacity) };
-        let device = Arc::new(take_into_use(candidate, number, &superblock, capacity)?);
+        let device = Arc::new(take_into_use(&candidate, number, &superblock, capacity)?);
         shared.give_budget(&device);
         self.start_writer(&device)?;
         shared.devices.push(device);

@@ -22,6 +22,7 @@ use tidefs_engine::types::ByteCount;
 use super::disk::{Disk, Request, Ticket};
 use super::format::{BLOCK, BLOCK_BYTES, FormatError, Superblock, Uuid, decode, encode};
 use super::memory::{Buffer, Memory, Piece};
+use super::side_by_side::side_by_side;
 
 /// How long a start waits for one answer of a disk.
 pub(super) const START_LIMIT: Duration = Duration::from_secs(30);
@@ -248,17 +249,7 @@ pub(super) fn read_superblock(disk: &dyn Disk) -> Result<Option<Superblock>, Unu
 
 /// The superblocks of several disks as [`read_superblock`] tells them, all at once: those that hang cost a start as long as one.
 pub(super) fn read_superblocks(of: &[&dyn Disk]) -> Vec<Result<Option<Superblock>, Unusable>> {
-    thread::scope(|scope| {
-        let threads: Vec<_> = of
-            .iter()
-            .map(|&disk| thread::Builder::new().spawn_scoped(scope, move || read_superblock(disk)))
-            .collect();
-        let outcomes = threads.into_iter().map(|thread| match thread {
-            Ok(thread) => thread.join().expect("reading a superblock does not panic"),
-            Err(error) => Err(error.into()),
-        });
-        outcomes.collect()
-    })
+    side_by_side(of, |disk| read_superblock(*disk))
 }
 
 /// Writes a superblock, durably, over the older of the two copies.

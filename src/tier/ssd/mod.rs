@@ -76,6 +76,7 @@ mod naming;
 mod open;
 mod orders;
 mod recover;
+mod side_by_side;
 mod stations;
 
 // Disks that come and go while the tier is used.

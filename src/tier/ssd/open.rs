@@ -11,7 +11,6 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use nix::sys::statvfs::statvfs;
@@ -29,6 +28,7 @@ use super::identity::{
 };
 use super::index::ZONES_MAX;
 use super::io::{FileDisk, Io};
+use super::side_by_side::side_by_side;
 use super::stations::read_zones;
 
 /// Most disks of a pool: their number is a byte of a place.
@@ -313,7 +313,7 @@ fn has_zones(share: ByteCount, zone_bytes: ByteCount) -> bool {
 /// # Errors
 /// What the disk says; `StorageFull` when there is no room for the smallest tier.
 pub(super) fn take_into_use(
-    candidate: Candidate,
+    candidate: &Candidate,
     number: u8,
     superblock: &Superblock,
     share: ByteCount,
@@ -332,25 +332,17 @@ pub(super) fn take_into_use(
 fn read_disks(
     disks: Vec<(Candidate, Superblock, ByteCount)>,
 ) -> Vec<(String, Superblock, io::Result<Device>)> {
-    thread::scope(|scope| {
-        let begin = |(number, (candidate, superblock, share)): (u8, (Candidate, Superblock, ByteCount))| {
-            let (name, block) = (candidate.name.clone(), superblock.clone());
-            let read = move || read_disk(candidate, number, &block, share);
-            (name, superblock, thread::Builder::new().spawn_scoped(scope, read))
-        };
-        let threads: Vec<_> = (0..=u8::MAX).zip(disks).map(begin).collect();
-        let outcomes = threads.into_iter().map(|(name, superblock, thread)| {
-            let read = thread
-                .and_then(|thread| thread.join().expect("reading what stands on a disk does not panic"));
-            (name, superblock, read)
-        });
-        outcomes.collect()
-    })
+    let disks: Vec<_> = (0..=u8::MAX).zip(disks).collect();
+    let read = side_by_side(&disks, |(number, (candidate, superblock, share))| {
+        read_disk(candidate, *number, superblock, *share)
+    });
+    let disks = disks.into_iter().map(|(_, (candidate, superblock, _))| (candidate.name, superblock));
+    disks.zip(read).map(|((name, superblock), device)| (name, superblock, device)).collect()
 }
 
 /// Finds out what stands on a disk, of which it takes nothing away.
 fn read_disk(
-    candidate: Candidate,
+    candidate: &Candidate,
     number: u8,
     superblock: &Superblock,
     share: ByteCount,
@@ -368,6 +360,7 @@ fn read_disk(
     let zone_blocks = u32::try_from(superblock.zone_bytes.get() / BLOCK_BYTES).unwrap_or(u32::MAX);
     // What lies beyond was there under a larger capacity, and may hold removals of what does not.
     let found = count.max(zones_in(disk.length()?));
-    let zones = read_zones(&*disk, superblock.device, found, zone_blocks)?;
+    let zones = read_zones(&**disk, superblock.device, found, zone_blocks)?;
+    let (name, disk) = (name.clone(), Arc::clone(disk));
     Ok(Device::new(name, number, superblock.device, disk, zone_blocks, (zones, count)))
 }
