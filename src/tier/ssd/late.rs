@@ -11,8 +11,10 @@
 //!
 //! Limits: a start asks a disk again for as long as `PATIENCE` requests may take, at most [`START_LIMIT`]. One that does not even
 //! read its superblock in time then [hangs](Asked::hangs), and is asked for other zones when it has answered that. One that answers,
-//! but gives none of `LATE_MAX` zones in `LATE_LIMIT`, or was waited for in vain for `LATE_LIMIT_IN_ALL`, is asked for none any more. What was left
-//! out is not read later: which of two records was stored last is known by the order in which zones are read ([`super::orders`]).
+//! but gives none of `LATE_MAX` zones in `LATE_LIMIT`, is asked for none any more. When all disks together were waited for in vain for
+//! `LATE_LIMIT_IN_ALL`, a disk is asked once for each zone, and for none any more from the first on with which it is late: several that
+//! are slow cost a start as long as one, and a request of each. What was left out is not read later: which of two records was stored
+//! last is known by the order in which zones are read ([`super::orders`]).
 //! Threads: the one that builds the index.
 
 use std::io;
@@ -41,18 +43,17 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// answers: where one request may take long, so may each zone.
 const LATE_MAX: u32 = 4;
 const LATE_LIMIT: Duration = Duration::from_secs(START_LIMIT.as_secs() * 3);
-/// The same for one that gives others meanwhile: then who mounts has waited enough.
-const LATE_LIMIT_IN_ALL: Duration = Duration::from_secs(START_LIMIT.as_secs() * 10);
+/// The same for all disks together, also those that give others meanwhile: then who mounts has waited enough.
+pub(super) const LATE_LIMIT_IN_ALL: Duration = Duration::from_secs(START_LIMIT.as_secs() * 10);
 
 /// How a start gets on with one disk.
 #[derive(Debug)]
 pub(super) struct Asked {
     /// For how long it is asked again.
     pub(super) patience: Duration,
-    /// Zones that it did not give since it last gave one, how long it was waited for them, and for all that it did not give.
+    /// Zones that it did not give since it last gave one, and how long it was waited for them.
     late_zones: u32,
     late: Duration,
-    late_in_all: Duration,
     /// A read of its superblock that it did not end in time, and when it last did end one.
     probe: Option<Ticket>,
     answered_at: Option<Instant>,
@@ -60,17 +61,18 @@ pub(super) struct Asked {
 
 impl Asked {
     pub(super) fn new(patience: Duration) -> Self {
-        let (late, late_in_all) = (Duration::ZERO, Duration::ZERO);
-        Self { patience, late_zones: 0, late, late_in_all, probe: None, answered_at: None }
+        Self { patience, late_zones: 0, late: Duration::ZERO, probe: None, answered_at: None }
     }
 
     /// Whether it is not worth being asked for a zone: it has not answered since it was late, or was late for too long.
-    pub(super) fn hangs(&mut self) -> bool {
+    /// `late_in_all`: for how long all disks were waited for in vain.
+    pub(super) fn hangs(&mut self, late_in_all: Duration) -> bool {
         if self.probe.as_ref().is_some_and(Ticket::is_over) {
             self.probe = None;
         }
         let is_too_late = self.late_zones >= LATE_MAX && self.late >= LATE_LIMIT;
-        self.probe.is_some() || is_too_late || self.late_in_all >= LATE_LIMIT_IN_ALL
+        let is_late_again = self.late_zones > 0 && late_in_all >= LATE_LIMIT_IN_ALL;
+        self.probe.is_some() || is_too_late || is_late_again
     }
 
     /// It gave a zone.
@@ -82,14 +84,19 @@ impl Asked {
     pub(super) fn note_vain(&mut self, waited: Duration) {
         self.late_zones += 1;
         self.late += waited;
-        self.late_in_all += waited;
     }
 
     /// It was late with a zone: looks whether it answers at all, for as long as it is asked again, or as one request may take, unless
     /// it just did or there is to be no more waiting, as `may_wait` says. Returns whether it hangs.
-    pub(super) fn note_late(&mut self, device: &Device, may_wait: bool, limit: Duration) -> bool {
+    pub(super) fn note_late(
+        &mut self,
+        device: &Device,
+        may_wait: bool,
+        limit: Duration,
+        late_in_all: Duration,
+    ) -> bool {
         let has_answered = self.answered_at.is_some_and(|at| at.elapsed() < limit);
-        if may_wait && !has_answered && !self.hangs() {
+        if may_wait && !has_answered && !self.hangs(late_in_all) {
             let started = Instant::now();
             let block = Piece::of_buffer(&Arc::new(Buffer::zeroed(BLOCK)));
             let probe = device.disk.submit(vec![Request::read(0, block)]);
@@ -99,7 +106,7 @@ impl Asked {
             self.answered_at = (!is_late).then(Instant::now);
             self.probe = is_late.then_some(probe);
         }
-        let hangs = self.hangs();
+        let hangs = self.hangs(late_in_all);
         if hangs {
             tracing::error!(
                 device = device.name,
@@ -195,9 +202,9 @@ mod tests {
     fn a_disk_that_answers_after_all_is_asked_for_its_other_zones() {
         let (ticket, completion) = Ticket::new(1);
         let mut asked = Asked { probe: Some(ticket), ..Asked::new(Duration::ZERO) };
-        assert!(asked.hangs() && asked.hangs());
+        assert!(asked.hangs(Duration::ZERO) && asked.hangs(Duration::ZERO));
         completion.end_one(Ok(()));
-        assert!(!asked.hangs());
+        assert!(!asked.hangs(Duration::ZERO));
     }
 
     #[test]
@@ -205,22 +212,33 @@ mod tests {
         let mut asked = Asked::new(Duration::ZERO);
         for _ in 1..LATE_MAX {
             asked.note_vain(LATE_LIMIT);
-            assert!(!asked.hangs(), "its requests may take that long");
+            assert!(!asked.hangs(Duration::ZERO), "its requests may take that long");
         }
         asked.note_vain(Duration::ZERO);
-        assert!(asked.hangs());
+        assert!(asked.hangs(Duration::ZERO));
     }
 
     #[test]
-    fn a_disk_that_gives_zones_and_is_late_with_some_is_asked_for_others_for_a_long_time() {
-        let mut asked = Asked::new(Duration::ZERO);
-        let short = LATE_LIMIT_IN_ALL / (2 * LATE_MAX);
-        for _ in 1..2 * LATE_MAX {
+    fn disks_that_give_zones_and_are_late_with_some_are_asked_for_others_for_a_long_time_together() {
+        let mut disks = [(); 3].map(|()| Asked::new(Duration::ZERO));
+        let (short, mut in_all) = (LATE_LIMIT_IN_ALL / (2 * LATE_MAX), Duration::ZERO);
+        // The first two by turns.
+        for turn in 1..2 * LATE_MAX as usize {
+            let asked = &mut disks[turn % 2];
             asked.note_vain(short);
-            assert!(!asked.hangs());
+            in_all += short;
+            assert!(!asked.hangs(in_all));
             asked.note_read();
         }
-        asked.note_vain(short);
-        assert!(asked.hangs(), "the mount would wait for ever");
+        disks[0].note_vain(short);
+        in_all += short;
+        assert!(!disks[1].hangs(in_all), "it gave the last zone in time");
+        disks[1].note_vain(Duration::ZERO);
+        let hang = disks.map(|mut asked| asked.hangs(in_all));
+        assert_eq!(
+            hang,
+            [true, true, false],
+            "the mount would wait for each, or goes without one that is in time"
+        );
     }
 }

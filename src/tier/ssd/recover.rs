@@ -27,7 +27,7 @@ use super::device::Device;
 use super::format::{FooterEntry, Order, RecordFacts, RecordHash, Tombstone};
 use super::given_up::{SALVAGE_LIMIT, Salvaged};
 use super::index::{Located, Place};
-use super::late::{Asked, LateZone};
+use super::late::{Asked, LATE_LIMIT_IN_ALL, LateZone};
 use super::load::says_that_it_is_damaged;
 use super::naming::{NOBODY, Standing, Unnamed};
 use super::open_zone::write_footer;
@@ -78,6 +78,8 @@ struct Gathered<'a> {
     is_early: &'a dyn Fn(&[u8]) -> bool,
     /// How each disk was asked.
     asked: HashMap<u8, Asked>,
+    /// For how long all of them were waited for in vain.
+    late_in_all: Duration,
     salvaged_until: Instant,
     summary: RecoverySummary,
     /// Zones that were not read in time, and those that cannot be read.
@@ -110,6 +112,7 @@ impl<'a> Gathered<'a> {
         Self {
             is_early,
             asked: HashMap::new(),
+            late_in_all: Duration::ZERO,
             salvaged_until: Instant::now() + SALVAGE_ALL_LIMIT,
             summary: RecoverySummary::default(),
             late: Vec::new(),
@@ -209,9 +212,13 @@ impl Shared {
         gathered.last_order = gathered.last_order.max(known.sequence);
         let Some(device) = self.devices.get(known.device) else { return false };
         let asked = gathered.asked.entry(known.device).or_insert_with(|| Asked::new(self.patience()));
-        if asked.hangs() {
+        if asked.hangs(gathered.late_in_all) {
             gathered.note_unread(device, known);
             return false;
+        }
+        // Who mounts has waited enough.
+        if gathered.late_in_all >= LATE_LIMIT_IN_ALL {
+            asked.patience = Duration::ZERO;
         }
         let started = Instant::now();
         match self.entries_in_time(&device, known, &mut asked.patience) {
@@ -227,9 +234,12 @@ impl Shared {
                 // One whose header was not read takes no time itself, and there may be many.
                 let (was_asked, has_time) = (known.sequence > 0, Instant::now() < gathered.salvaged_until);
                 if is_late && was_asked {
-                    asked.note_vain(started.elapsed());
+                    let waited = started.elapsed();
+                    asked.note_vain(waited);
+                    gathered.late_in_all += waited;
                 }
-                if is_late && asked.note_late(&device, was_asked || has_time, self.limit) {
+                let may_wait = was_asked || has_time;
+                if is_late && asked.note_late(&device, may_wait, self.limit, gathered.late_in_all) {
                     gathered.note_unread(device, known);
                 } else {
                     self.gather_lost(device, known, &error, gathered);
