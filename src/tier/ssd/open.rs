@@ -5,8 +5,9 @@
 //! - Superblocks are written last, when all that takes time is done, and a disk that did not get its own is not used in this life:
 //!   the others go ahead of it.
 //!
-//! Limits: [`DEVICES_MAX`] disks, each of [`ZONES_MIN`] zones at least.
-//! Threads: the one that opens the tier, and one for each disk while it is read.
+//! Limits: [`DEVICES_MAX`] disks, each of [`ZONES_MIN`] zones at least. Of two names of one directory or device, by a link perhaps,
+//! the one that locks it first has it, either of them; the other one is not used in this life.
+//! Threads: the one that opens the tier, and one for each disk while it is opened, and read.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -121,9 +122,11 @@ pub(super) fn open_places(config: &SsdConfig) -> io::Result<Places> {
     };
     let configured = config.places.iter().filter(|place| !is_changed(place)).map(|place| (place, None));
     let added = changes.added.iter().map(|added| (&added.path, Some(added.capacity)));
-    for (place, capacity) in configured.chain(added) {
+    let places: Vec<(&PathBuf, Option<ByteCount>)> = configured.chain(added).collect();
+    let opened = side_by_side(&places, |(place, _)| open_file(place));
+    for ((place, capacity), file) in places.into_iter().zip(opened) {
         let name = place.display().to_string();
-        match open_file(place) {
+        match file {
             Ok(file) => {
                 let disk = FileDisk::new(file, Arc::clone(&io));
                 let held = disk.length().unwrap_or_default();

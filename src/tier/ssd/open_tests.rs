@@ -1,6 +1,7 @@
-//! Shows what disks of different size hold when nobody says how much.
+//! Shows what disks of different size hold when nobody says how much, and how long a start waits for them.
 
 use std::path::Path;
+use std::time::Instant;
 
 use nix::mount::MsFlags;
 use tidefs_engine::types::{ByteCount, Version};
@@ -50,4 +51,18 @@ fn without_a_capacity_a_disk_that_is_small_or_full_takes_nothing_from_the_others
     recover(&tier);
     assert!(on_large.iter().all(|key| is_right(&tier, key, 1, LENGTH)));
     assert!((0..3_u8).all(|number| tier.holds(&[b'l', number]) == Some(Version(1))));
+}
+
+/// A daemon that was killed lets go of its disks late, and there may be many.
+#[test]
+fn places_that_another_daemon_has_are_waited_for_all_at_once() {
+    let directories: Vec<_> = (0..4).map(|_| tempfile::tempdir().unwrap()).collect();
+    let _held: Vec<_> = directories.iter().map(|place| identity::open_file(place.path()).unwrap()).collect();
+    let places = directories.iter().map(|place| place.path().to_owned()).collect();
+    let started = Instant::now();
+    let found = open::open_places(&SsdConfig { places, ..config(4, 8) }).unwrap();
+    let is_held = |(_, reason): &(String, Unusable)| matches!(reason, Unusable::Foreign(_));
+    assert!(found.candidates.is_empty() && found.unusable.iter().filter(|place| is_held(place)).count() == 4);
+    // For one it is three seconds.
+    assert!(started.elapsed() < Duration::from_secs(9), "{:?}: each was waited for", started.elapsed());
 }
