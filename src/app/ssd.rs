@@ -29,6 +29,9 @@ const DAYS: &str = "ssd-days.json";
 /// How often the disks were used, in a directory that outlives a restart of the machine.
 const EPOCHS: &str = "ssd-epochs.json";
 
+/// Where they are mounted, there too.
+const ROOTS: &str = "ssd-mounts.json";
+
 /// Where slot files live: on the disks of the SSD tier unless the configuration says otherwise.
 pub(super) fn scratch_of(config: &Config) -> Arc<Scratch> {
     let directories = config.scratch.dir.paths().to_vec();
@@ -62,6 +65,7 @@ fn config_of(effective: &Effective) -> SsdConfig {
         changes: Some(effective.state.directory.join(CHANGES)),
         epochs: Some(lasting_directory(effective).join(EPOCHS)),
         days: Some(lasting_directory(effective).join(DAYS)),
+        roots: Some(lasting_directory(effective).join(ROOTS)),
         limit: Duration::from_millis(config.deadline_ms),
     }
 }

@@ -11,7 +11,7 @@ use crate::tier::ssd::{self, SsdTier, Unusable};
 fn state(trouble: Option<&Unusable>) -> DiskState {
     match trouble {
         None => DiskState::Ready,
-        Some(Unusable::Missing) => DiskState::Missing,
+        Some(Unusable::Missing | Unusable::Unmounted(_)) => DiskState::Missing,
         Some(Unusable::Foreign(_)) => DiskState::Foreign,
         Some(Unusable::ReadOnly) => DiskState::ReadOnly,
         Some(Unusable::Full) => DiskState::Full,

@@ -81,6 +81,7 @@ pub(super) fn disks_with(queue_max: ByteCount) -> SsdConfig {
         intents: None,
         changes: None,
         epochs: None,
+        roots: None,
         days: None,
         limit: Duration::from_secs(30),
     }

@@ -111,7 +111,7 @@ fn a_mount_names_the_disk_that_is_missing_and_what_to_do() {
         let mounted = program::run(&mut mount, COMMAND).success("a mount");
         let warned = &mounted.errors;
         assert!(
-            warned.contains(argument(&disk)) && warned.contains("attach it, or make"),
+            warned.contains(argument(&disk)) && warned.contains("mount or attach it, or make"),
             "{mount:?}: {warned}"
         );
         assert!(!warned.contains(&format!("{} ", there.display())), "{warned}");

@@ -92,8 +92,8 @@ impl Started {
         let replaced = self.replaced_stale.then(|| format!("replaced the mount of a dead daemon on {dir}"));
         let missing = missing_disks.iter().map(|disk| {
             format!(
-                "warning: the disk {disk} of the SSD tier is missing, and the mount works without it: attach it, or make \
-                 the directory, and mount {dir} again, which gives up what it holds; a line of fstab waits for it with \
+                "warning: the disk {disk} of the SSD tier is missing, and the mount works without it: mount or attach it, or \
+                 make the directory, and mount {dir} again, which gives up what it holds; a line of fstab waits for it with \
                  x-systemd.requires-mounts-for={disk}"
             )
         });

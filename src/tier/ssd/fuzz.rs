@@ -20,6 +20,7 @@ use super::format::{
 };
 use super::intents;
 use super::open::Candidate;
+use super::roots::Roots;
 use super::testing::{Told, ZONE, config, data, put_of};
 use super::{
     FoundRecord, Indexed, KEY_BYTES_MAX, META_BYTES_MAX, Owner, Put, SsdTier, Stored, Uuid, checksum_of,
@@ -47,7 +48,7 @@ pub(crate) fn frames(bytes: &[u8]) {
 /// The files beside the disks; the first byte says which.
 pub(crate) fn state_files(bytes: &[u8]) {
     let Some((&which, bytes)) = bytes.split_first() else { return };
-    match which % 4 {
+    match which % 5 {
         0 => {
             for (hash, version) in intents::parse(bytes) {
                 assert_eq!(intents::parse(&intents::entry(hash, version)), [(hash, version)]);
@@ -65,10 +66,13 @@ pub(crate) fn state_files(bytes: &[u8]) {
             let Ok(days) = Days::parse(bytes) else { return };
             let _ = days.of("/mnt/a");
         }
-        _ => {
+        3 => {
             let Ok(mut changes) = Changes::parse(bytes) else { return };
             changes.remove("/mnt/a".as_ref(), false);
             assert!(changes.added.iter().all(|added| added.path.as_os_str() != "/mnt/a"));
+        }
+        _ => {
+            let _ = Roots::parse(bytes);
         }
     }
 }
@@ -325,6 +329,7 @@ pub(crate) fn state_file_seeds() -> Vec<Vec<u8>> {
     let changes = r#"{"added":[{"path":"/mnt/a","capacity":"1GiB"}],"removed":["/mnt/b"],
         "leaving":[{"path":"/mnt/a","bytes_per_second":null}]}"#;
     let days = r#"{"/mnt/a":{"began_s":1700000000,"written":12345}}"#;
+    let roots = r#"{"/mnt/a":"/mnt","/mnt/b":"/"}"#;
     let intent = intents::entry(RecordHash([3; 16]), Version(7));
     vec![
         [&[0], &intent[..], &intent].concat(),
@@ -333,5 +338,6 @@ pub(crate) fn state_file_seeds() -> Vec<Vec<u8>> {
         [&[1], end.as_bytes()].concat(),
         [&[2], days.as_bytes()].concat(),
         [&[3], changes.as_bytes()].concat(),
+        [&[4], roots.as_bytes()].concat(),
     ]
 }

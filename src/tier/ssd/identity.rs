@@ -9,9 +9,9 @@
 //! - A disk that holds anything but a superblock of ours, or nothing, is not written.
 //! - No two daemons use one file: it is locked while it is open.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, OpenOptions, Permissions, TryLockError};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -42,6 +42,8 @@ pub(super) const FILE_NAME: &str = "tidefs.ssd";
 pub enum Unusable {
     /// It does not exist.
     Missing,
+    /// It is a directory below this mount point, where its disk was mounted and is not.
+    Unmounted(PathBuf),
     /// It belongs to somebody else: another pool, another format, another program.
     Foreign(String),
     /// It cannot be written.
@@ -62,6 +64,12 @@ impl std::fmt::Display for Unusable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Missing => f.write_str("it does not exist; make the directory, or attach the device"),
+            Self::Unmounted(root) => write!(
+                f,
+                "nothing is mounted on {}, where its disk was: mount that, and start again, which still gives up what it holds; if \
+                 the tier is to lie where it does now, make an empty file `{FILE_NAME}` in it",
+                root.display()
+            ),
             Self::Foreign(what) => write!(f, "{what}; it was not touched"),
             Self::ReadOnly => f.write_str("it cannot be written; mount it writable"),
             Self::Full => f.write_str("it has no room; free some, or lower ssd.capacity"),
@@ -134,7 +142,23 @@ pub(super) fn open_file(place: &Path) -> Result<File, Unusable> {
         outcome => outcome?,
     };
     lock(&file)?;
+    if kind.is_dir()
+        && let Err(error) = close_to_others(&file)
+    {
+        tracing::warn!(path = %path.display(), %error, "others may read or write what the SSD tier keeps here");
+    }
     Ok(file)
+}
+
+/// An empty file that was there before, and says that the tier is to be here, is nobody else's from now on. Others are as they were
+/// made: they may not be the tier's.
+fn close_to_others(file: &File) -> io::Result<()> {
+    let metadata = file.metadata()?;
+    let is_open_to_others = metadata.permissions().mode() & 0o077 != 0;
+    if metadata.is_file() && metadata.len() == 0 && is_open_to_others {
+        file.set_permissions(Permissions::from_mode(0o600))?;
+    }
+    Ok(())
 }
 
 /// Locks the file of a place. Waits a while for who has it: a daemon that was killed lets go of its disks once what it had

@@ -29,6 +29,7 @@ use super::identity::{
 };
 use super::index::ZONES_MAX;
 use super::io::{FileDisk, Io};
+use super::roots::Roots;
 use super::side_by_side::side_by_side;
 use super::stations::read_zones;
 
@@ -58,6 +59,8 @@ pub struct SsdConfig {
     pub days: Option<PathBuf>,
     /// A file for the epochs of pools that were used, which outlives a restart of the machine.
     pub epochs: Option<PathBuf>,
+    /// A file for where places are mounted, which outlives that, too.
+    pub roots: Option<PathBuf>,
     /// How long a request of a disk may take.
     pub limit: Duration,
 }
@@ -123,7 +126,14 @@ pub(super) fn open_places(config: &SsdConfig) -> io::Result<Places> {
     let configured = config.places.iter().filter(|place| !is_changed(place)).map(|place| (place, None));
     let added = changes.added.iter().map(|added| (&added.path, Some(added.capacity)));
     let places: Vec<(&PathBuf, Option<ByteCount>)> = configured.chain(added).collect();
-    let opened = side_by_side(&places, |(place, _)| open_file(place));
+    let mut roots = Roots::load(config.roots.as_deref());
+    let opened = side_by_side(&places, |(place, _)| match roots.unmounted(place) {
+        Some(root) => Err(Unusable::Unmounted(root)),
+        None => open_file(place),
+    });
+    let noted = places.iter().zip(&opened).filter(|((_, added), file)| added.is_none() && file.is_ok());
+    let noted: Vec<&Path> = noted.map(|((place, _), _)| place.as_path()).collect();
+    roots.note(&config.places, &noted);
     for ((place, capacity), file) in places.into_iter().zip(opened) {
         let name = place.display().to_string();
         match file {

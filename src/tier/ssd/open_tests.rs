@@ -1,9 +1,12 @@
-//! Shows what disks of different size hold when nobody says how much, and how long a start waits for them.
+//! Shows what disks of different size hold when nobody says how much, how long a start waits for them, and that it writes nothing
+//! where one of them was mounted.
 
+use std::fs::Permissions;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::time::Instant;
 
-use nix::mount::MsFlags;
+use nix::mount::{MntFlags, MsFlags, umount2};
 use tidefs_engine::types::{ByteCount, Version};
 
 use super::testing::*;
@@ -65,4 +68,54 @@ fn places_that_another_daemon_has_are_waited_for_all_at_once() {
     assert!(found.candidates.is_empty() && found.unusable.iter().filter(|place| is_held(place)).count() == 4);
     // For one it is three seconds.
     assert!(started.elapsed() < Duration::from_secs(9), "{:?}: each was waited for", started.elapsed());
+}
+
+#[test]
+fn nothing_is_begun_below_a_mount_point_whose_disk_is_not_there() {
+    let state = tempfile::tempdir().unwrap();
+    let disk = small_disk::SmallDisk::new("64m", MsFlags::empty());
+    let place = std::fs::canonicalize(disk.path()).unwrap();
+    let config = SsdConfig {
+        places: vec![place.clone()],
+        roots: Some(state.path().join("below").join("mounts.json")),
+        ..config(1, 8)
+    };
+    let trouble = || SsdTier::open(&config).unwrap().status().devices.remove(0).trouble;
+    let files = || std::fs::read_dir(&place).unwrap().count();
+    assert_eq!((trouble(), files()), (None, 1));
+    umount2(&place, MntFlags::MNT_DETACH).unwrap();
+    for _ in 0..2 {
+        let said = trouble();
+        assert_eq!((said.clone(), files()), (Some(Unusable::Unmounted(place.clone())), 0));
+        assert!(said.unwrap().to_string().contains("make an empty file `tidefs.ssd`"));
+    }
+    // A disk that is new is used, as long as it is mounted there.
+    nix::mount::mount(Some("new"), &place, Some("tmpfs"), MsFlags::empty(), Some("size=64m")).unwrap();
+    assert_eq!((trouble(), files()), (None, 1));
+    umount2(&place, MntFlags::MNT_DETACH).unwrap();
+    // Who wants it to lie there says so.
+    let file = place.join("tidefs.ssd");
+    std::fs::write(&file, b"").unwrap();
+    std::fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
+    assert_eq!((trouble(), files()), (None, 1));
+    assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600, "others may read it");
+    // And who mounts a disk there later needs to say nothing.
+    nix::mount::mount(Some("later"), &place, Some("tmpfs"), MsFlags::empty(), Some("size=64m")).unwrap();
+    assert_eq!((trouble(), files()), (None, 1));
+}
+
+#[test]
+fn a_link_that_leads_elsewhere_than_to_a_mount_point_is_followed() {
+    let (state, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let disk = small_disk::SmallDisk::new("64m", MsFlags::empty());
+    let place = state.path().join("disk");
+    let roots = Some(state.path().join("mounts.json"));
+    let config = SsdConfig { places: vec![place.clone()], roots, ..config(1, 8) };
+    let trouble = || SsdTier::open(&config).unwrap().status().devices.remove(0).trouble;
+    for directory in [disk.path(), other.path()] {
+        let _ = std::fs::remove_file(&place);
+        symlink(directory, &place).unwrap();
+        assert_eq!(trouble(), None);
+        assert_eq!(std::fs::read_dir(directory).unwrap().count(), 1);
+    }
 }

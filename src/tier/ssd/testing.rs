@@ -297,6 +297,7 @@ pub(super) fn config(disks: usize, zones: u64) -> SsdConfig {
         intents: None,
         changes: None,
         epochs: None,
+        roots: None,
         days: None,
         limit: Duration::from_secs(20),
     }

@@ -39,6 +39,7 @@ impl Logic {
             intents: Some(self.base.path().join("removals")),
             changes: None,
             epochs: None,
+            roots: None,
             days: None,
             limit: Duration::from_secs(30),
         })

@@ -61,7 +61,14 @@ fn umount_discard_keeps_what_later_starts_need_beside_objects() {
     let host = Host::new();
     let program = host.install("tidefs", GOOD);
     let instance = host.instance();
-    let needed = ["coordinator.json", "ssd-changes.json", "ssd-days.json", "ssd-epochs.json", "ssd-removals"];
+    let needed = [
+        "coordinator.json",
+        "ssd-changes.json",
+        "ssd-days.json",
+        "ssd-epochs.json",
+        "ssd-mounts.json",
+        "ssd-removals",
+    ];
     // Twice, so that there is a log of an earlier start.
     for daemon in ["stopped", "none"] {
         assert_eq!(host.run_program(&program, "mount MNT").code, 0);
