@@ -98,7 +98,7 @@ pub struct DirectoryFacts {
 pub enum Facts {
     /// A sealed object.
     File(FileFacts),
-    /// A directory. Its stamp is zero: directories have no versions.
+    /// A directory. Its version is shown to nobody but who removes it: to others its stamp is zero.
     Directory(DirectoryFacts),
 }
 

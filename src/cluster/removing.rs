@@ -214,7 +214,7 @@ impl Core {
                 let core = Arc::clone(&core);
                 tellings.spawn(async move {
                     let change = Change::RemoveThrough { path: path.clone(), through: at };
-                    // A directory that is made anew has no version that would tell it from the one that was removed.
+                    // A directory that was made anew here is not to be removed: that was forgotten then.
                     let is_wanted = || core.unheard.covers(&path, at);
                     if core.change_while(change, identity, core.in_background(), is_wanted).await.is_ok() {
                         core.unheard.removals.lock().is_told(&path, at);

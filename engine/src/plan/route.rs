@@ -1,10 +1,10 @@
 //! Hot path: spreads slices over rails so that all are done at the same time.
 //!
 //! Each slice goes to the rail that would finish it first: (bytes waiting there + its own) / rate. The rate is measured
-//! ([`Rate`]); before that, what the device claims. A far rail is charged for its distance, so that it is used only when
-//! the near ones are busy, and for the PCIe links between it and memory, each of which costs a moment whatever the length:
-//! of rails that are alike otherwise, a short slice goes by the one with fewer. A rail that takes no more operations is
-//! chosen only when none does.
+//! ([`Rate`]) by what is long enough to tell it; before that, it is what the device claims. A far rail is charged for its
+//! distance, so that it is used only when the near ones are busy, and for the PCIe links between it and memory, each of
+//! which costs a moment whatever the length: of rails that are alike otherwise, a short slice goes by the one with fewer. A
+//! rail that takes no more operations is chosen only when none does.
 
 use crate::types::RailId;
 

@@ -17,12 +17,9 @@ use tokio::sync::watch;
 use super::namespaces::{RECORDS_BYTES_MAX, RECORDS_MAX, weight};
 use super::{
     Agreement, Asked, Coordinator, CoordinatorError, NamespaceChange, NamespaceRecord, Namespaces,
-    Reachability, Start,
+    Reachability, STARTS_MAX, Start,
 };
 use crate::cluster::member::{ClusterId, Member, View};
-
-/// Members that are not registered and of which the latest start is remembered: hosts may come under new names for ever.
-const STARTS_MAX: usize = 65_536;
 
 /// What is agreed on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

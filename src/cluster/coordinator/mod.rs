@@ -34,6 +34,9 @@ pub use namespaces::{
 /// happened then.
 pub type Asked<'a, T> = Pin<Box<dyn Future<Output = Result<T, CoordinatorError>> + Send + 'a>>;
 
+/// Members that are not registered and of which the latest start is remembered: hosts may come under new names for ever.
+const STARTS_MAX: usize = 65_536;
+
 /// What a member is given when it starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Start {

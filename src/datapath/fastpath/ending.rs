@@ -3,7 +3,7 @@
 //! free soon, whatever a disk does.
 //!
 //! Limits: [`WAITING_MAX`] clients wait for it; the end of a further one is done at once, as is that of one that holds little. What
-//! waits at the stop is not ended: what was begun has no record, so the next start removes it.
+//! waits or is left of one at the stop is not ended: what was begun has no record, so the next start removes it.
 //! Threads: [`Datapath::end_sessions`] is that thread. It sleeps while nobody waits.
 
 use std::collections::VecDeque;
@@ -43,6 +43,23 @@ impl Ending {
     }
 }
 
+/// While it lives the calling thread ends clients. What waits when it goes, also by a panic, is let go of.
+struct Enlisted<'a>(&'a Ending);
+
+impl<'a> Enlisted<'a> {
+    fn new(ending: &'a Ending) -> Self {
+        ending.0.lock().thread = Some(thread::current());
+        Self(ending)
+    }
+}
+
+impl Drop for Enlisted<'_> {
+    fn drop(&mut self) {
+        let left = std::mem::take(&mut *self.0.0.lock());
+        drop(left);
+    }
+}
+
 impl Datapath {
     /// The control file of a client is closed, or its last holder died: what it holds is given back at once, or soon if it is much.
     pub fn end_soon(&self, session: &Arc<Session>) {
@@ -56,17 +73,11 @@ impl Datapath {
     /// Ends the clients that are left to the calling thread, until `is_stopping`. Who stops it unparks it. What waits then is left to
     /// the next start, as what clients hold that are still there.
     pub fn end_sessions(&self, is_stopping: impl Fn() -> bool) {
-        self.fast.ending.0.lock().thread = Some(thread::current());
-        loop {
-            if is_stopping() {
-                // From now on there is no such thread.
-                let left = std::mem::take(&mut *self.fast.ending.0.lock());
-                drop(left);
-                return;
-            }
-            let next = self.fast.ending.0.lock().waiting.pop_front();
+        let enlisted = Enlisted::new(&self.fast.ending);
+        while !is_stopping() {
+            let next = enlisted.0.0.lock().waiting.pop_front();
             match next {
-                Some(session) => self.end_session(&session),
+                Some(session) => self.end_session_until(&session, &is_stopping),
                 None => thread::park(),
             }
         }
@@ -106,7 +117,7 @@ mod tests {
         assert_eq!(given_up(), much + 1, "it has begun little");
         datapath.end_soon(&client(much));
         assert_eq!(given_up(), much + 1);
-        datapath.end_sessions(|| datapath.fast.ending.0.lock().waiting.is_empty());
+        datapath.end_sessions(|| given_up() == 2 * much + 1);
         assert_eq!(given_up(), 2 * much + 1);
         datapath.end_soon(&client(much));
         assert_eq!(given_up(), 3 * much + 1, "there is none any more");
@@ -115,6 +126,10 @@ mod tests {
         datapath.end_sessions(|| true);
         assert_eq!(given_up(), 3 * much + 1, "what waits at the stop is for the next start");
         assert!(datapath.fast.ending.0.lock().waiting.is_empty());
+        enter();
+        datapath.end_soon(&client(much));
+        datapath.end_sessions(|| given_up() == 3 * much + 8);
+        assert_eq!(given_up(), 3 * much + 8, "so is what is left of one");
     }
 
     #[test]

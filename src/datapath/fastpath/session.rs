@@ -209,11 +209,21 @@ impl Datapath {
 
     /// The control file is closed, or its last holder died.
     pub fn end_session(&self, session: &Session) {
+        self.end_session_until(session, || false);
+    }
+
+    /// The same. What is left when `is_stopping` says so is for the next start.
+    pub(super) fn end_session_until(&self, session: &Session, is_stopping: impl Fn() -> bool) {
         let Holdings { batches, begun, areas, .. } = std::mem::take(&mut *session.holdings.lock());
         let held: Vec<Slot> = batches.into_values().flat_map(Batch::into_held).collect();
         self.drop_references(&held);
-        self.telemetry.fast_abandoned.add(begun.len() as u64);
-        begun.into_values().for_each(|begun| self.give_up(&begun));
+        for begun in begun.into_values() {
+            if is_stopping() {
+                return;
+            }
+            self.telemetry.fast_abandoned.increment();
+            self.give_up(&begun);
+        }
         areas.into_keys().for_each(|segment| self.free_area(segment));
     }
 

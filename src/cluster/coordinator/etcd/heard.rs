@@ -2,10 +2,12 @@
 //!
 //! Invariants
 //! - A view has the number of the last change of the members, whoever hears of it and however: members compare numbers, and go by
-//!   what whoever came and left in between has claimed. That each registers again when etcd was away is no change.
+//!   what whoever came and left in between has claimed. That each registers again, its lease lasting, is no change.
 //!
 //! Limits: when a member left while etcd was away, and etcd has compacted that change, the number is not known; the view has
 //! that of the list then, which is later, until the next change. When one came and left, the view has its old number until then.
+//! The first list of a start gives its view the number of what was put last: it is no member yet, and that it registers gives all
+//! the next one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

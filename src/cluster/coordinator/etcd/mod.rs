@@ -12,7 +12,8 @@
 //! Limits: a request waits until its deadline for a session; each call to etcd takes at most
 //! `EtcdSettings::call_timeout`. [`RECORDS_MAX`] directories, as far as was heard: members that ask at one moment may pass it.
 //! `STARTS_MAX` starts beside those of members that are registered: each start has some older ones beyond them forgotten. Who
-//! is started again after that is later all the same; an earlier process of it, if one is left, is not refused any more. For that
+//! is started again after that is later all the same, but with a build of before this bound; an earlier process of it, if one is
+//! left, is not refused any more. For that
 //! etcd counts all keys below `starts/` at each start, and sorts them all where there are too many, to give out the oldest.
 
 use std::fmt;
@@ -26,7 +27,8 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::{
-    Asked, Coordinator, CoordinatorError, NamespaceChange, Namespaces, RECORDS_MAX, Reachability, Start,
+    Asked, Coordinator, CoordinatorError, NamespaceChange, Namespaces, RECORDS_MAX, Reachability, STARTS_MAX,
+    Start,
 };
 use crate::cluster::member::{ClusterId, Member, View};
 
@@ -40,7 +42,7 @@ mod tests;
 mod transactions;
 
 use keys::Keys;
-use transactions::{STARTS_MAX, change_record, forget_starts, open_start, remove_record};
+use transactions::{change_record, forget_starts, open_start, remove_record};
 
 /// Certificates for TLS to etcd, as PEM.
 #[derive(Clone)]

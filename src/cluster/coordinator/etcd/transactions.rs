@@ -19,9 +19,6 @@ use super::keys::Keys;
 use crate::cluster::coordinator::{NamespaceChange, NamespaceRecord, Start};
 use crate::cluster::member::ClusterId;
 
-/// Starts that are known of members that are not registered: hosts may come under new names for ever.
-pub(super) const STARTS_MAX: usize = 65_536;
-
 /// How many starts are forgotten at once: etcd does 128 things at one stroke.
 const FORGOTTEN_AT_ONCE: usize = 64;
 
