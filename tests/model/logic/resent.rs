@@ -9,20 +9,12 @@ use tidefs::datapath::{AttributeChange, Error, KernelCache, Lookup, OpenOptions,
 use tidefs::namespace::Ino;
 use tidefs_engine::types::ByteCount;
 
+use super::rewriting::REWRITE;
 use super::{Logic, Setup, caller};
 use crate::common::pattern::bytes;
 use crate::system::{Open, System, Token};
 
-/// As open(2) with `O_WRONLY | O_TRUNC`.
-const REWRITE: OpenOptions = OpenOptions {
-    read: false,
-    write: true,
-    truncate: true,
-    exclusive: false,
-    cut_to: None,
-    by_descriptor: false,
-};
-/// The same without `O_TRUNC`.
+/// As [`REWRITE`], without `O_TRUNC`.
 const REWRITE_PART: OpenOptions = OpenOptions { truncate: false, ..REWRITE };
 const READ: Open = Open { read: true, write: false, create: false, exclusive: false, truncate: false };
 const WRITE: Open = Open { read: false, write: true, ..READ };

@@ -10,7 +10,8 @@ use tidefs_engine::types::ByteCount;
 use super::{Logic, Setup, caller};
 use crate::common::pattern::bytes;
 
-const REWRITE: OpenOptions = OpenOptions {
+/// As open(2) with `O_WRONLY | O_TRUNC`.
+pub(super) const REWRITE: OpenOptions = OpenOptions {
     read: false,
     write: true,
     truncate: true,
