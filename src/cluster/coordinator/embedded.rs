@@ -140,6 +140,11 @@ impl Embedded {
         (agreed.clone(), views.clone(), Arc::clone(&namespaces))
     }
 
+    /// Whether that is all that is agreed on, as it is now.
+    pub(super) fn has_agreed_on(&self, known: &Agreed) -> bool {
+        *self.shared.agreed.lock() == *known
+    }
+
     /// Who registered through this handle, and which start of it.
     pub(super) fn registered(&self) -> Option<(MemberId, Incarnation)> {
         *self.registered.lock()

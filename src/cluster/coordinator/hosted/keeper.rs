@@ -174,14 +174,16 @@ impl Kept {
         let kept = Arc::clone(self);
         let written = self.runtime.spawn_blocking(move || kept.write()).await;
         let written = written.unwrap_or_else(|error| Err(error.to_string()));
-        if written.is_ok() {
-            self.tell_all();
-        } else {
-            self.write_again();
+        match &written {
+            Ok(true) => self.tell_all(),
+            // All were told of it when it was written.
+            Ok(false) => {}
+            Err(_) => self.write_again(),
         }
+        let kept = written.map(|_| ());
         for tell in waiting {
             // Who has given up does not listen.
-            let _ = tell.send(written.clone());
+            let _ = tell.send(kept.clone());
         }
         true
     }
@@ -213,14 +215,14 @@ impl Kept {
         }
     }
 
-    /// Writes what is agreed on to the file, unless that holds it. Waits.
-    fn write(&self) -> Result<(), String> {
+    /// Writes what is agreed on to the file, unless that holds it. Returns whether it did. Waits.
+    fn write(&self) -> Result<bool, String> {
         let mut written = self.written.lock();
-        let (agreed, view, namespaces) = self.own.agreed();
-        if written.as_ref() == Some(&agreed) {
-            // Somebody was registered again, or left twice.
-            return Ok(());
+        if written.as_ref().is_some_and(|written| self.own.has_agreed_on(written)) {
+            // Somebody asked, was registered again, or left twice.
+            return Ok(false);
         }
+        let (agreed, view, namespaces) = self.own.agreed();
         let state = FileState { kept: agreed.changes(), ..self.told.lock().file };
         let body = encode(&Told::of(agreed.cluster, &view, &namespaces, state))?;
         file::store(&self.file, &agreed).map_err(|error| {
@@ -239,7 +241,7 @@ impl Kept {
             self.namespaces.send_replace(namespaces);
         }
         *written = Some(agreed);
-        Ok(())
+        Ok(true)
     }
 
     fn tell_all(&self) {

@@ -6,8 +6,8 @@ use std::thread;
 use super::*;
 use crate::cluster::coordinator::conformance::{sets, shows, soon, started};
 
-fn keeper(directory: &tempfile::TempDir) -> Keeper {
-    let settings = HostedSettings {
+fn settings(directory: &tempfile::TempDir) -> HostedSettings {
+    HostedSettings {
         address: "127.0.0.1:0".to_owned(),
         cluster: "test".to_owned(),
         key: None,
@@ -15,8 +15,11 @@ fn keeper(directory: &tempfile::TempDir) -> Keeper {
         file: directory.path().join("coordinator.json"),
         lease: Duration::from_millis(100),
         call_timeout: Duration::from_secs(2),
-    };
-    Keeper::start(settings, ([127, 0, 0, 1], 0).into(), &Handle::current()).unwrap()
+    }
+}
+
+fn keeper(directory: &tempfile::TempDir) -> Keeper {
+    Keeper::start(settings(directory), ([127, 0, 0, 1], 0).into(), &Handle::current()).unwrap()
 }
 
 #[tokio::test]
@@ -30,6 +33,48 @@ async fn who_is_registered_when_its_link_has_ended_stays_for_no_longer_than_a_le
     let answered = Arc::clone(&keeper.kept).answer(handle, Ask::Register { cluster, member }).await;
     assert_eq!(answered, Ok(Answered::Done));
     shows(&mut keeper.views(), "the end of its lease", |view| view.members().is_empty()).await;
+}
+
+/// A follower that notes all that it is told.
+#[derive(Debug)]
+struct Notes(watch::Sender<Vec<Told>>);
+
+impl LinkEvents for Notes {
+    fn connected(&self, _link: &Arc<Link>) {}
+
+    fn disconnected(&self, _peer: PeerId, _cause: &Error) {}
+
+    fn request(&self, _link: &Arc<Link>, _channel: Channel, _body: Vec<u8>) -> Answer {
+        Answer::Now(Err("nobody asks a follower".to_owned()))
+    }
+
+    fn notified(&self, _link: &Arc<Link>, _channel: Channel, body: Vec<u8>) {
+        self.0.send_modify(|all| all.push(decode(&body).unwrap()));
+    }
+}
+
+#[tokio::test]
+async fn what_the_file_holds_is_not_written_again_and_nobody_is_told_of_it_once_more() {
+    let directory = tempfile::tempdir().unwrap();
+    let keeper = keeper(&directory);
+    let notes = Arc::new(Notes(watch::Sender::new(Vec::new())));
+    let (link, events) = (settings(&directory).link(Vec::new()), Arc::clone(&notes) as Arc<dyn LinkEvents>);
+    let me = PeerId { member: MemberId(2), incarnation: Incarnation(1) };
+    let links = Links::start(Handle::current(), link, me, events).unwrap();
+    let _link = links.connect(KEEPER, &keeper._links.addresses(), soon()).await.unwrap();
+    let mut told = notes.0.subscribe();
+    let first = shows(&mut told, "what there is", |told| !told.is_empty()).await[0].revision;
+    let change =
+        async |quota: &str| keeper.change_namespace("a", sets("quota", quota), soon()).await.unwrap();
+    let changed = change("1GiB").await;
+    assert_eq!(change("1GiB").await, changed, "it is so already");
+    assert_eq!(keeper.kept.write(), Ok(false));
+    // Whatever was told before is heard before this.
+    let last = change("2GiB").await;
+    let is_last = |told: &Vec<Told>| told.last().is_some_and(|told| told.revision == last);
+    let told = shows(&mut told, "the last change", is_last).await;
+    let revisions: Vec<u64> = told.iter().map(|told| told.revision).collect();
+    assert_eq!(revisions, [first, changed, last]);
 }
 
 /// Has nothing written until what is returned is dropped, as a disk that hangs.
