@@ -13,7 +13,7 @@ use tidefs_engine::engine::Answer;
 use tidefs_engine::types::MemberId;
 
 use super::catalog::wire::{AGREED, Agreed, Done, Message};
-use super::coordinator::{NamespaceChange, name_of};
+use super::coordinator::{Made, NamespaceChange, name_of};
 use super::core::Core;
 use super::error::ClusterError;
 
@@ -70,14 +70,22 @@ impl Core {
         Ok(self.all_apply(revision, deadline).await)
     }
 
-    /// As [`Core::agree`], for the end of all that is agreed on about it.
+    /// As [`Core::agree`], for the end of all that is agreed on about it: of the record that there is now, and no later one.
     pub(super) async fn disagree(
         self: &Arc<Self>,
         path: &[u8],
         deadline: Instant,
     ) -> Result<Unapplied, ClusterError> {
-        let revision = self.coordinator.remove_namespace(&name_of(path), deadline).await?;
+        let name = name_of(path);
+        let made = self.coordinator.find_namespace(&name, deadline).await?;
+        let revision = self.coordinator.remove_namespace(&name, made, deadline).await?;
         Ok(self.all_apply(revision, deadline).await)
+    }
+
+    /// Whether something is agreed on about the directory at `path` now, whoever has heard of it.
+    pub(super) async fn has_record(&self, path: &[u8], deadline: Instant) -> Result<bool, ClusterError> {
+        let made = self.coordinator.find_namespace(&name_of(path), deadline).await?;
+        Ok(![Made::NOTHING, Made::ANY].contains(&made))
     }
 
     async fn all_apply(self: &Arc<Self>, revision: u64, deadline: Instant) -> Unapplied {

@@ -276,6 +276,20 @@ impl Cluster {
         self.run(work).await.unwrap_or(Err(ClusterError::Closed))
     }
 
+    /// Whether something is agreed on about the directory at `path` now, also where this member has not heard of it. `false`
+    /// where the coordinator does not say that: a keeper of an earlier build.
+    ///
+    /// # Errors
+    /// [`ClusterError::Coordinator`] when it was not reached before the deadline.
+    ///
+    /// # Cancellation
+    /// As [`Cluster::agree`].
+    pub async fn has_record(&self, path: Vec<u8>, deadline: Instant) -> Result<bool, ClusterError> {
+        let core = Arc::clone(&self.core);
+        let work = async move { core.has_record(&path, deadline).await };
+        self.run(work).await.unwrap_or(Err(ClusterError::Closed))
+    }
+
     /// What operators call the members of the view. Looks at no table.
     #[must_use]
     pub fn names(&self) -> BTreeMap<MemberId, String> {

@@ -32,6 +32,7 @@ mod fate;
 mod interleaved;
 mod late_close;
 mod leftover;
+mod made_anew;
 mod meanwhile;
 mod member;
 mod member_closes;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tidefs_engine::types::{Incarnation, MemberId};
 use tokio::sync::watch;
 
-use super::{Coordinator, CoordinatorError, NamespaceChange};
+use super::{Coordinator, CoordinatorError, Made, NamespaceChange};
 use crate::cluster::member::testing::member;
 use crate::cluster::member::{Member, View};
 
@@ -146,6 +146,12 @@ pub(crate) fn sets(attribute: &str, value: &str) -> NamespaceChange {
     NamespaceChange { policy, ..NamespaceChange::default() }
 }
 
+/// Removes the record that there is. Returns the revision with which it is so.
+pub(crate) async fn removes(coordinator: &dyn Coordinator, name: &str) -> u64 {
+    let made = coordinator.find_namespace(name, soon()).await.expect("find");
+    coordinator.remove_namespace(name, made, soon()).await.expect("remove")
+}
+
 pub(crate) async fn what_is_agreed_about_a_namespace_reaches_everyone(pair: Pair) {
     let mut far = pair.second.namespaces();
     let first = pair.first.change_namespace("kv", sets("quota", "1GiB"), soon()).await.expect("set");
@@ -157,7 +163,7 @@ pub(crate) async fn what_is_agreed_about_a_namespace_reaches_everyone(pair: Pair
     let third = pair.second.change_namespace("kv", sets("quota", "2GiB"), soon()).await.expect("replace");
     let seen = shows(&mut pair.first.namespaces(), "the new quota", |seen| seen.revision >= third).await;
     assert_eq!(seen.records["kv"].policy["quota"], "2GiB");
-    let last = pair.first.remove_namespace("kv", soon()).await.expect("remove");
+    let last = removes(&*pair.first, "kv").await;
     let seen = shows(&mut far, "the removal", |seen| seen.revision >= last).await;
     assert!(seen.records.keys().eq(["other"]), "{seen:?}");
 }
@@ -171,16 +177,55 @@ pub(crate) async fn what_is_so_already_makes_no_revision(pair: Pair) {
 }
 
 pub(crate) async fn who_removes_what_was_just_removed_is_told_the_revision_of_that(pair: Pair) {
-    let nothing = pair.first.remove_namespace("kv", soon()).await.expect("removing what never was is fine");
+    let nothing = removes(&*pair.first, "kv").await;
     let made = pair.first.change_namespace("kv", sets("quota", "1GiB"), soon()).await.expect("set");
-    let removed = pair.first.remove_namespace("kv", soon()).await.expect("remove");
+    let removed = removes(&*pair.first, "kv").await;
     assert!(nothing < made && made < removed, "{nothing}, {made} and {removed}");
     for again in [&pair.first, &pair.second] {
-        let revision = again.remove_namespace("kv", soon()).await.expect("removing what is gone is fine");
+        let revision = removes(&**again, "kv").await;
         assert_eq!(revision, removed, "whoever waits for it hears of the removal");
     }
     let heard = shows(&mut pair.second.namespaces(), "the removal", |seen| seen.revision >= removed).await;
     assert!(heard.records.is_empty(), "{heard:?}");
+}
+
+pub(crate) async fn a_record_is_the_same_one_until_it_is_removed_whoever_asks(pair: Pair) {
+    let found = async || {
+        let one = pair.first.find_namespace("kv", soon()).await.expect("find");
+        assert_eq!(pair.second.find_namespace("kv", soon()).await.expect("find"), one);
+        one
+    };
+    assert_eq!(found().await, Made::NOTHING);
+    pair.first.change_namespace("kv", sets("quota", "1GiB"), soon()).await.expect("set");
+    // Also by who has not heard of it yet.
+    let first = found().await;
+    assert!(first != Made::NOTHING && first != Made::ANY, "{first:?}");
+    pair.second.change_namespace("kv", sets("quota", "2GiB"), soon()).await.expect("replace");
+    pair.first.change_namespace("other", sets("ttl", "1h"), soon()).await.expect("set another");
+    assert_eq!(found().await, first);
+    pair.first.remove_namespace("kv", first, soon()).await.expect("remove");
+    assert_eq!(found().await, Made::NOTHING);
+    pair.second.change_namespace("kv", sets("quota", "1GiB"), soon()).await.expect("set anew");
+    let second = found().await;
+    assert!(second != Made::NOTHING && second != first, "{second:?} and {first:?}");
+    pair.first.remove_namespace("kv", Made::ANY, soon()).await.expect("remove");
+    assert_eq!(found().await, Made::NOTHING);
+}
+
+pub(crate) async fn a_namespace_that_is_made_anew_is_not_taken_by_its_removal_that_is_asked_for_once_more(
+    pair: Pair,
+) {
+    pair.first.change_namespace("kv", sets("quota", "1GiB"), soon()).await.expect("set");
+    let meant = pair.first.find_namespace("kv", soon()).await.expect("find");
+    let removed = pair.first.remove_namespace("kv", meant, soon()).await.expect("remove");
+    pair.second.change_namespace("kv", sets("ttl", "1h"), soon()).await.expect("set anew");
+    let again = pair.first.remove_namespace("kv", meant, soon()).await.expect("it is done already");
+    assert!(again >= removed, "{again} and {removed}");
+    // What comes after it is heard after it.
+    let last = pair.first.change_namespace("other", sets("ttl", "1h"), soon()).await.expect("set another");
+    let seen = shows(&mut pair.second.namespaces(), "all of it", |seen| seen.revision >= last).await;
+    assert!(seen.records.keys().eq(["kv", "other"]), "{seen:?}");
+    assert!(seen.records["kv"].policy.keys().eq(["ttl"]), "{seen:?}");
 }
 
 pub(crate) async fn changes_of_two_members_at_once_are_both_made(pair: Pair) {
@@ -211,6 +256,8 @@ macro_rules! coordinator_facts {
             what_is_agreed_about_a_namespace_reaches_everyone,
             what_is_so_already_makes_no_revision,
             who_removes_what_was_just_removed_is_told_the_revision_of_that,
+            a_record_is_the_same_one_until_it_is_removed_whoever_asks,
+            a_namespace_that_is_made_anew_is_not_taken_by_its_removal_that_is_asked_for_once_more,
             changes_of_two_members_at_once_are_both_made,
         }
     };

@@ -16,10 +16,21 @@ use tokio::sync::watch;
 
 use super::namespaces::{RECORDS_BYTES_MAX, RECORDS_MAX, weight};
 use super::{
-    Agreement, Asked, Coordinator, CoordinatorError, NamespaceChange, NamespaceRecord, Namespaces,
+    Agreement, Asked, Coordinator, CoordinatorError, Made, NamespaceChange, NamespaceRecord, Namespaces,
     Reachability, STARTS_MAX, Start,
 };
 use crate::cluster::member::{ClusterId, Member, View};
+
+/// What is agreed on about a directory, and which record that is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct MadeRecord {
+    /// Nothing where an earlier build kept it, until that is resumed.
+    #[serde(default)]
+    made: Made,
+    /// As an earlier build reads it.
+    #[serde(flatten)]
+    record: NamespaceRecord,
+}
 
 /// What is agreed on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,7 +41,7 @@ pub(super) struct Agreed {
     #[serde(default)]
     forgotten: Incarnation,
     pub(super) members: BTreeMap<MemberId, Member>,
-    namespaces: BTreeMap<String, NamespaceRecord>,
+    namespaces: BTreeMap<String, MadeRecord>,
     /// Bytes of these records. Counted when it is resumed.
     #[serde(skip)]
     namespaces_bytes: usize,
@@ -101,7 +112,12 @@ impl Embedded {
 
     /// A coordinator that goes on where another one ended.
     pub(super) fn resumed(mut agreed: Agreed) -> Self {
-        agreed.namespaces_bytes = agreed.namespaces.iter().map(|(name, record)| weight(name, record)).sum();
+        let weighed = agreed.namespaces.iter().map(|(name, known)| weight(name, &known.record));
+        agreed.namespaces_bytes = weighed.sum();
+        // What is made from here on is made later. Until the file is written again the next start finds the same.
+        let made = Made(agreed.changes);
+        let unnamed = agreed.namespaces.values_mut().filter(|known| known.made == Made::NOTHING);
+        unnamed.for_each(|known| known.made = made);
         let coordinator = Self {
             shared: Arc::new(Shared {
                 agreed: Mutex::new(agreed),
@@ -186,12 +202,15 @@ impl Embedded {
 
     fn change_now(&self, name: &str, change: &NamespaceChange) -> Result<u64, CoordinatorError> {
         let mut agreed = self.shared.agreed.lock();
-        let before = agreed.namespaces.get(name);
+        let known = agreed.namespaces.get(name);
+        let before = known.map(|known| &known.record);
         let record = change.applied_to(before);
         if before == Some(&record) {
             return Ok(self.shared.namespaces.borrow().revision);
         }
-        let is_one_more = before.is_none();
+        let is_one_more = known.is_none();
+        // The revision with which it is told.
+        let made = known.map_or(Made(agreed.changes + 1), |known| known.made);
         let (bytes, bytes_before) = (weight(name, &record), before.map_or(0, |before| weight(name, before)));
         let bytes_after = (agreed.namespaces_bytes + bytes).saturating_sub(bytes_before);
         let are_too_many = is_one_more && agreed.namespaces.len() >= RECORDS_MAX;
@@ -199,16 +218,22 @@ impl Embedded {
             return Err(CoordinatorError::TooMany);
         }
         agreed.namespaces_bytes = bytes_after;
-        agreed.namespaces.insert(name.to_owned(), record);
+        agreed.namespaces.insert(name.to_owned(), MadeRecord { made, record });
         Ok(self.publish_namespaces(&mut agreed))
     }
 
-    fn remove_now(&self, name: &str) -> u64 {
+    fn find_now(&self, name: &str) -> Made {
+        self.shared.agreed.lock().namespaces.get(name).map_or(Made::NOTHING, |known| known.made)
+    }
+
+    fn remove_now(&self, name: &str, made: Made) -> u64 {
         let mut agreed = self.shared.agreed.lock();
-        let Some(record) = agreed.namespaces.remove(name) else {
+        let is_it = |known: &MadeRecord| made == Made::ANY || made == known.made;
+        let is_there = agreed.namespaces.get(name).is_some_and(is_it);
+        let Some(known) = is_there.then(|| agreed.namespaces.remove(name)).flatten() else {
             return self.shared.namespaces.borrow().revision;
         };
-        agreed.namespaces_bytes = agreed.namespaces_bytes.saturating_sub(weight(name, &record));
+        agreed.namespaces_bytes = agreed.namespaces_bytes.saturating_sub(weight(name, &known.record));
         self.publish_namespaces(&mut agreed)
     }
 
@@ -221,7 +246,8 @@ impl Embedded {
     /// Tells everyone what is agreed on about directories. Returns the revision of that.
     fn publish_namespaces(&self, agreed: &mut Agreed) -> u64 {
         agreed.changes += 1;
-        let agreement = Agreement { revision: agreed.changes, records: agreed.namespaces.clone() };
+        let records = agreed.namespaces.iter().map(|(name, known)| (name.clone(), known.record.clone()));
+        let agreement = Agreement { revision: agreed.changes, records: records.collect() };
         self.shared.namespaces.send_replace(Arc::new(agreement));
         agreed.changes
     }
@@ -258,8 +284,12 @@ impl Coordinator for Embedded {
         Box::pin(ready(self.change_now(name, &change)))
     }
 
-    fn remove_namespace(&self, name: &str, _deadline: Instant) -> Asked<'_, u64> {
-        Box::pin(ready(Ok(self.remove_now(name))))
+    fn find_namespace(&self, name: &str, _deadline: Instant) -> Asked<'_, Made> {
+        Box::pin(ready(Ok(self.find_now(name))))
+    }
+
+    fn remove_namespace(&self, name: &str, made: Made, _deadline: Instant) -> Asked<'_, u64> {
+        Box::pin(ready(Ok(self.remove_now(name, made))))
     }
 
     fn reachability(&self) -> Reachability {
@@ -299,14 +329,15 @@ mod tests {
     /// A coordinator that knows records with these names.
     fn knowing(names: impl Iterator<Item = String>) -> Embedded {
         let mut agreed = Agreed::new(ClusterId(7));
-        agreed.namespaces = names.map(|name| (name, NamespaceRecord::default())).collect();
+        let known = || MadeRecord { made: Made(1), record: NamespaceRecord::default() };
+        agreed.namespaces = names.map(|name| (name, known())).collect();
         Embedded::resumed(agreed)
     }
 
     fn is_full_until_one_of_them_goes(coordinator: &Embedded, known: &str, another: &str) {
         let change = |name: &str| coordinator.change_now(name, &sets("quota", "1GiB"));
         assert!(matches!(change(another), Err(CoordinatorError::TooMany)));
-        coordinator.remove_now(known);
+        coordinator.remove_now(known, Made::ANY);
         change(another).unwrap();
         assert!(matches!(change(known), Err(CoordinatorError::TooMany)));
     }

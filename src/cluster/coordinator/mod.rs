@@ -27,7 +27,7 @@ mod namespaces;
 
 pub use error::CoordinatorError;
 pub use namespaces::{
-    Access, Agreement, NamespaceChange, NamespaceRecord, Namespaces, RECORDS_MAX, name_of, path_of,
+    Access, Agreement, Made, NamespaceChange, NamespaceRecord, Namespaces, RECORDS_MAX, name_of, path_of,
 };
 
 /// A future of a coordinator: it owns nothing but borrows, and may be dropped at any time. What was asked for may have
@@ -158,13 +158,23 @@ pub trait Coordinator: fmt::Debug + Send + Sync {
     /// [`CoordinatorError::TooMany`]; [`CoordinatorError::Away`]: what has reached it by then may still come into force.
     fn change_namespace(&self, name: &str, change: NamespaceChange, deadline: Instant) -> Asked<'_, u64>;
 
-    /// Forgets a directory. Returns the revision with which it is so, as [`Coordinator::change_namespace`] does. That nothing
-    /// is agreed on about it is fine: who heard of that revision knows of its removal, if somebody asked for that before. It
-    /// may be a later revision then, as that of the last removal of any name, for which who waits for this one waits as well.
+    /// Which record there is of the directory called `name`, whoever has heard of it: [`Made::NOTHING`] where nothing is agreed
+    /// on about it. [`Made::ANY`], also where there is none, of a keeper of an earlier build, which does not say.
     ///
     /// # Errors
-    /// [`CoordinatorError::Away`], as [`Coordinator::change_namespace`] says.
-    fn remove_namespace(&self, name: &str, deadline: Instant) -> Asked<'_, u64>;
+    /// [`CoordinatorError::Away`]; [`CoordinatorError::Refused`], as by a keeper whose disk does.
+    fn find_namespace(&self, name: &str, deadline: Instant) -> Asked<'_, Made>;
+
+    /// Forgets a directory of which the record is the one that was `made` so, as [`Coordinator::find_namespace`] said: one that
+    /// was made anew since stays, so that a removal may be asked for again by who did not hear the answer. With [`Made::ANY`]
+    /// whichever there is goes, also one that was made anew. Returns the revision with which it is so, as
+    /// [`Coordinator::change_namespace`] does. That there is no such record is fine: who heard of that revision knows of its
+    /// removal, if somebody asked for that before. It may be a later revision then, as that of the last removal of any name, for
+    /// which who waits for this one waits as well.
+    ///
+    /// # Errors
+    /// [`CoordinatorError::Away`], as [`Coordinator::change_namespace`] says; [`CoordinatorError::Refused`].
+    fn remove_namespace(&self, name: &str, made: Made, deadline: Instant) -> Asked<'_, u64>;
 
     /// Whether it can be reached now.
     fn reachability(&self) -> Reachability;

@@ -36,6 +36,18 @@ pub struct NamespaceRecord {
     pub access: Option<Access>,
 }
 
+/// Which record of a directory it is: the revision with which it was made. Changes leave it; one that is made anew is another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Made(pub u64);
+
+impl Made {
+    /// Nothing is agreed on.
+    pub const NOTHING: Self = Self(0);
+    /// Whichever there is: what a keeper of an earlier build removes, which does not tell records apart.
+    pub const ANY: Self = Self(u64::MAX);
+}
+
 /// What is to be agreed on about one directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamespaceChange {

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use crate::cluster::coordinator::embedded::Embedded;
 use crate::cluster::coordinator::{
-    Asked, Coordinator, CoordinatorError, NamespaceChange, Namespaces, Reachability, Start,
+    Asked, Coordinator, CoordinatorError, Made, NamespaceChange, Namespaces, Reachability, Start,
 };
 use crate::cluster::{Member, View};
 
@@ -150,8 +150,12 @@ impl Coordinator for Deaf {
         self.inner.change_namespace(name, change, deadline)
     }
 
-    fn remove_namespace(&self, name: &str, deadline: Instant) -> Asked<'_, u64> {
-        self.inner.remove_namespace(name, deadline)
+    fn find_namespace(&self, name: &str, deadline: Instant) -> Asked<'_, Made> {
+        self.inner.find_namespace(name, deadline)
+    }
+
+    fn remove_namespace(&self, name: &str, made: Made, deadline: Instant) -> Asked<'_, u64> {
+        self.inner.remove_namespace(name, made, deadline)
     }
 
     fn reachability(&self) -> Reachability {

@@ -162,31 +162,57 @@ impl Datapath {
         Error::NotAgreed
     }
 
-    /// Removes a directory that is empty on every member, and what is agreed on about it.
+    /// Removes a directory that is empty on every member, and what is agreed on about it, and tells the other members.
+    ///
+    /// A namespace that was made anew by then, as the removal was asked for once more or other members took their time to apply
+    /// it, stays on all of them, and nothing is told. One that is made between that look and the telling goes with it.
     ///
     /// # Errors
     /// As [`Datapath::remove_directory`] and [`Datapath::ensure_empty_everywhere`]; [`Error::NotAgreed`] while the coordinator
-    /// is away, where something is agreed on about it.
+    /// is away, where something is agreed on about it: it may be removed then, and is to be removed again. [`Error::NotEmpty`] of
+    /// one that was made anew where this host heard of both at once, and has one inode for them: the kernel would take that for
+    /// removed.
     pub async fn remove_directory_everywhere(&self, parent: Ino, name: &[u8]) -> Result<(), Error> {
+        let news = self.news_of_removal(parent, name);
         self.ensure_empty_everywhere(parent, name).await?;
-        let path = {
+        let (path, before) = {
             let mut state = self.lock();
             let parent = state.slot_of(parent)?;
             let path = state.path_of_child(parent, name);
             state.elsewhere.agreed.unagreed.remove(&path);
             let is_agreed = state.elsewhere.agreed.namespaces.records.contains_key(&name_of(&path));
-            is_agreed.then_some(path)
+            (is_agreed.then_some(path), state.ino_of_child(parent, name))
         };
-        let (Some(path), Some(side)) = (path, self.cluster.get()) else {
-            return self.remove_directory(parent, name);
-        };
-        let disagreed = side.cluster.disagree(path.clone(), side.deadline()).await;
-        self.take_agreement(&path, disagreed)?;
+        let agreed = path.zip(self.cluster.get());
+        if let Some((path, side)) = &agreed
+            && self.disagree_on(side, path).await?
+        {
+            let directory = KeyPath::from_bytes(path);
+            tracing::info!(%directory, "a namespace was made anew while it was removed, and stays");
+            let state = self.lock();
+            let now = state.ino_of_child(state.slot_of(parent)?, name);
+            return if now.is_some() && now == before { Err(Error::NotEmpty) } else { Ok(()) };
+        }
         match self.remove_directory(parent, name) {
             // With what was agreed on about it went the empty directory, here as on all members.
-            Err(Error::NoObject) => Ok(()),
-            removed => removed,
+            Err(Error::NoObject) if agreed.is_some() => {}
+            removed => removed?,
         }
+        self.tell(news).await;
+        Ok(())
+    }
+
+    /// Ends what is agreed on about the directory at `path`. Returns whether it is a namespace that was made anew since.
+    async fn disagree_on(&self, side: &ClusterSide, path: &[u8]) -> Result<bool, Error> {
+        let disagreed = side.cluster.disagree(path.to_vec(), side.deadline()).await;
+        self.take_agreement(path, disagreed)?;
+        if path.contains(&b'/') {
+            // That something is agreed on about it again makes it nowhere.
+            return Ok(false);
+        }
+        // Asked last: somebody may have made it anew while the members applied its end.
+        let is_made_anew = side.cluster.has_record(path.to_vec(), side.deadline()).await;
+        is_made_anew.map_err(|error| self.refuse(path, &error))
     }
 
     /// Removes a directory on a host that has no others to ask.

@@ -218,6 +218,11 @@ impl State {
         path
     }
 
+    /// The inode of what stands under `name` in a directory.
+    fn ino_of_child(&self, parent: Slot, name: &[u8]) -> Option<Ino> {
+        self.tree.child(parent, name).map(|slot| self.tree.ino(slot))
+    }
+
     /// Whether the name is known to stand for nothing on any member.
     pub(super) fn is_absent_everywhere(&mut self, parent: Slot, name: &[u8]) -> bool {
         self.is_key_absent(KeyId::of(&self.path_of_child(parent, name)))

@@ -297,14 +297,7 @@ fn remove_directory(datapath: Arc<Datapath>, parent: Ino, name: Vec<u8>, reply: 
         return reply_done(datapath.remove_directory_alone(parent, &name), "rmdir", reply);
     };
     runtime.spawn(async move {
-        let news = datapath.news_of_removal(parent, &name);
-        match datapath.remove_directory_everywhere(parent, &name).await {
-            Ok(()) => {
-                datapath.tell(news).await;
-                reply.ok();
-            }
-            failed => reply_done(failed, "rmdir", reply),
-        }
+        reply_done(datapath.remove_directory_everywhere(parent, &name).await, "rmdir", reply);
     });
 }
 

@@ -4,12 +4,14 @@ use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use tidefs::cluster::coordinator::Coordinator;
 use tidefs::cluster::coordinator::embedded::Embedded;
 use tidefs::cluster::{Cluster, ClusterConfig, ClusterId, Facts, FileFacts, Holder, LinkState, Stamp};
-use tidefs::datapath::{ClusterSide, Datapath, MemberSide, News};
+use tidefs::datapath::{ClusterSide, Datapath, Error, MemberSide, News};
 use tidefs::namespace::{Ino, Name};
 use tidefs_engine::types::{ByteCount, MemberId};
 use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
 
 use super::resent::{CREATE, publish};
 use super::{Logic, Setup, caller};
@@ -29,7 +31,7 @@ fn config(id: u64) -> ClusterConfig {
     config
 }
 
-/// A host that is the only member of its cluster.
+/// A host, in most tests the only member of its cluster.
 pub(super) struct Member {
     pub(super) logic: Logic,
     runtime: Runtime,
@@ -53,6 +55,18 @@ impl Member {
 
     /// A host that has done something before it joined.
     pub(super) fn after(alone: impl FnOnce(&mut Logic)) -> Self {
+        let coordinator = Embedded::new(ClusterId(7));
+        let handle = Arc::new(coordinator.another());
+        Self::start(1, coordinator, handle, alone)
+    }
+
+    /// The same of a cluster that others may be of. `handle`: its own, of that `coordinator`.
+    pub(super) fn start(
+        id: u64,
+        coordinator: Embedded,
+        handle: Arc<dyn Coordinator>,
+        alone: impl FnOnce(&mut Logic),
+    ) -> Self {
         let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -63,10 +77,8 @@ impl Member {
         alone(&mut logic);
         let datapath = logic.datapath();
         let side = Arc::new(MemberSide::new(datapath, runtime.handle().clone()));
-        let coordinator = Embedded::new(ClusterId(7));
         let holder: Weak<dyn Holder> = Arc::<MemberSide>::downgrade(&side);
-        let handle = runtime.handle().clone();
-        let started = Cluster::start(config(1), handle, Arc::new(coordinator.another()), holder);
+        let started = Cluster::start(config(id), runtime.handle().clone(), handle, holder);
         let cluster = Arc::new(runtime.block_on(started).expect("a member"));
         let limit = Duration::from_secs(10);
         let of_side = Arc::clone(&cluster);
@@ -127,6 +139,24 @@ impl Member {
 
     pub(super) fn tell(&self, news: News) {
         self.runtime.block_on(self.datapath().tell(news));
+    }
+
+    /// Makes a namespace, as mkdir does.
+    pub(super) fn make_namespace(&mut self, name: &str) {
+        self.logic.mkdir(0, name).expect("a namespace");
+        self.tell(self.datapath().news_of(Ino::ROOT, name.as_bytes()));
+    }
+
+    /// Begins to remove a namespace, as rmdir does.
+    pub(super) fn remove_namespace(&self, name: &'static str) -> JoinHandle<Result<(), Error>> {
+        let datapath = Arc::clone(self.datapath());
+        let removal = async move { datapath.remove_directory_everywhere(Ino::ROOT, name.as_bytes()).await };
+        self.runtime.spawn(removal)
+    }
+
+    /// Waits until that is done.
+    pub(super) fn has_removed(&self, removal: JoinHandle<Result<(), Error>>) {
+        self.runtime.block_on(removal).expect("a task").expect("it was removed");
     }
 
     /// Another member replaced, or removed, what stands there.
@@ -335,10 +365,8 @@ fn the_removal_of_an_object_that_is_being_written_in_place_is_told() {
 #[test]
 fn a_directory_of_which_nobody_could_be_told_stays_when_it_is_refused_for_one_that_was_removed_before() {
     let mut member = Member::new();
-    member.logic.mkdir(0, "kv").expect("a namespace");
+    member.make_namespace("kv");
     let kv = member.logic.resolve(0, "kv").expect("it is there");
-    let news = member.datapath().news_of(Ino::ROOT, b"kv");
-    member.tell(news);
     member.lose_two_others();
     // Of some this member itself decides.
     let fails = |number: &u32| {

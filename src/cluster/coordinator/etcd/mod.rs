@@ -27,8 +27,8 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::{
-    Asked, Coordinator, CoordinatorError, NamespaceChange, Namespaces, RECORDS_MAX, Reachability, STARTS_MAX,
-    Start,
+    Asked, Coordinator, CoordinatorError, Made, NamespaceChange, Namespaces, RECORDS_MAX, Reachability,
+    STARTS_MAX, Start,
 };
 use crate::cluster::member::{ClusterId, Member, View};
 
@@ -42,7 +42,7 @@ mod tests;
 mod transactions;
 
 use keys::Keys;
-use transactions::{change_record, forget_starts, open_start, remove_record};
+use transactions::{change_record, find_record, forget_starts, open_start, remove_record};
 
 /// Certificates for TLS to etcd, as PEM.
 #[derive(Clone)]
@@ -329,11 +329,19 @@ impl Coordinator for Etcd {
         })
     }
 
-    fn remove_namespace(&self, name: &str, deadline: Instant) -> Asked<'_, u64> {
-        let (key, removed) = (self.shared.keys.namespace(name), self.shared.keys.removed());
-        let (name, meant) = (name.to_owned(), OnceLock::new());
+    fn find_namespace(&self, name: &str, deadline: Instant) -> Asked<'_, Made> {
+        let key = self.shared.keys.namespace(name);
         Box::pin(async move {
-            let remove = |connected| remove_record(connected, key.clone(), (removed.clone(), &name), &meant);
+            let find = |connected| find_record(connected, key.clone());
+            self.call("removing a namespace", deadline, find).await
+        })
+    }
+
+    fn remove_namespace(&self, name: &str, made: Made, deadline: Instant) -> Asked<'_, u64> {
+        let (key, removed) = (self.shared.keys.namespace(name), self.shared.keys.removed());
+        let name = name.to_owned();
+        Box::pin(async move {
+            let remove = |connected| remove_record(connected, key.clone(), (removed.clone(), &name), made);
             self.call("removing a namespace", deadline, remove).await
         })
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use etcd_client::{AlarmAction, AlarmType, Txn, TxnOp};
 
-use super::super::conformance::{Pair, as_registered, coordinator_facts, join, sets, shows, soon};
+use super::super::conformance::{Pair, as_registered, coordinator_facts, join, removes, sets, shows, soon};
 use super::heard::Heard;
 use super::session::{catch_up, next_changes};
 use super::testing::Server;
@@ -414,26 +414,7 @@ fn what_is_asked_after_the_users_of_etcd_were_changed_is_done_with_a_new_token()
         connected.client.user_add("another", "a password", None).await.unwrap();
         handle.change_namespace("kv", sets("quota", "1GiB"), soon()).await.expect("a new token");
         connected.client.user_delete("another").await.unwrap();
-        handle.remove_namespace("kv", soon()).await.expect("a new token again");
-    });
-}
-
-#[test]
-fn a_namespace_that_is_made_anew_is_not_taken_by_its_removal_that_is_asked_for_once_more() {
-    with_etcd(async |server| {
-        let handle = server.handle();
-        handle.change_namespace("kv", sets("quota", "1GiB"), soon()).await.unwrap();
-        let (keys, meant) = (&handle.shared.keys, OnceLock::new());
-        let remove = async || {
-            let connected = handle.connected("a test", soon()).await.unwrap();
-            let name = (keys.removed(), "kv");
-            remove_record(connected, keys.namespace("kv"), name, &meant).await.unwrap()
-        };
-        let removed = remove().await;
-        let made = handle.change_namespace("kv", sets("ttl", "1h"), soon()).await.unwrap();
-        assert_eq!(remove().await, removed, "it is done already");
-        let seen = shows(&mut handle.namespaces(), "what came since", |seen| seen.revision >= made).await;
-        assert!(seen.records["kv"].policy.keys().eq(["ttl"]), "{seen:?}");
+        removes(&handle, "kv").await;
     });
 }
 

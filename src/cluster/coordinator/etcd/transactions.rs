@@ -7,16 +7,13 @@
 //! - No start has a larger number than etcd had changes when it was noted.
 
 use std::collections::BTreeSet;
-use std::sync::OnceLock;
 
-use etcd_client::{
-    Client, Compare, CompareOp, GetOptions, KeyValue, SortOrder, SortTarget, Txn, TxnOp, TxnOpResponse,
-};
+use etcd_client::{Client, Compare, CompareOp, GetOptions, SortOrder, SortTarget, Txn, TxnOp, TxnOpResponse};
 use tidefs_engine::types::Incarnation;
 
 use super::Connected;
 use super::keys::Keys;
-use crate::cluster::coordinator::{NamespaceChange, NamespaceRecord, Start};
+use crate::cluster::coordinator::{Made, NamespaceChange, NamespaceRecord, Start};
 use crate::cluster::member::ClusterId;
 
 /// How many starts are forgotten at once: etcd does 128 things at one stroke.
@@ -99,24 +96,27 @@ pub(super) async fn change_record(
     }
 }
 
-/// Removes the record under `key`, and notes its name under `removed`. Returns the revision with which it is so: where there is no
-/// such record, that of the last removal of any, as it may be this one, asked for once more.
-///
-/// `meant`: with which revision the record came that is to go, once that was seen. One that was made anew since is another.
+/// Which record is under `key`.
+pub(super) async fn find_record(mut connected: Connected, key: String) -> Result<Made, etcd_client::Error> {
+    let found = connected.client.get(key.as_str(), None).await?;
+    let created = found.kvs().first().and_then(|pair| u64::try_from(pair.create_revision()).ok());
+    Ok(created.map_or(Made::NOTHING, Made))
+}
+
+/// Removes the record under `key`, if it is the one that was `made` so, and notes its name under `removed`. Returns the revision
+/// with which it is so: where there is no such record, that of the last removal of any, as it may be this one, asked for once more.
 pub(super) async fn remove_record(
     mut connected: Connected,
     key: String,
     (removed, name): (String, &str),
-    meant: &OnceLock<i64>,
+    made: Made,
 ) -> Result<u64, etcd_client::Error> {
-    let came_with = match meant.get() {
-        Some(&revision) => revision,
-        None => {
-            let found = connected.client.get(key.as_str(), None).await?;
-            *meant.get_or_init(|| found.kvs().first().map_or(0, KeyValue::create_revision))
-        }
+    let meant = match made {
+        Made::ANY => (CompareOp::Greater, 0),
+        // etcd does not count so far that it would not fit.
+        Made(revision) => (CompareOp::Equal, i64::try_from(revision).unwrap_or(i64::MAX)),
     };
-    let [is_there, is_meant] = [(CompareOp::Greater, 0), (CompareOp::Equal, came_with)]
+    let [is_there, is_meant] = [(CompareOp::Greater, 0), meant]
         .map(|(compare, revision)| Compare::create_revision(key.as_str(), compare, revision));
     let name =
         serde_json::to_vec(name).map_err(|error| etcd_client::Error::InvalidArgs(error.to_string()))?;

@@ -47,9 +47,13 @@ pub(super) fn store(file: &Path, agreed: &Agreed) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::fs;
 
     use super::*;
+    use crate::cluster::coordinator::conformance::{sets, soon};
+    use crate::cluster::coordinator::embedded::Embedded;
+    use crate::cluster::coordinator::{Coordinator, Made, NamespaceRecord};
 
     #[test]
     fn what_is_kept_is_found_and_what_is_no_state_is_refused() {
@@ -66,5 +70,29 @@ mod tests {
             .replace("\"changes\":0", &format!("\"changes\":{}", u64::MAX));
         fs::write(&file, forged).unwrap();
         load(&file).unwrap_err();
+    }
+
+    #[tokio::test]
+    async fn an_earlier_build_reads_what_is_kept_and_its_records_are_told_from_those_made_anew() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("coordinator.json");
+        let coordinator = Embedded::new(ClusterId(7));
+        coordinator.change_namespace("kv", sets("quota", "1GiB"), soon()).await.unwrap();
+        store(&file, &coordinator.agreed().0).unwrap();
+        let mut kept: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        let records: BTreeMap<String, NamespaceRecord> =
+            serde_json::from_value(kept["namespaces"].clone()).unwrap();
+        assert_eq!(records, coordinator.namespaces().borrow().records);
+        // It keeps them without.
+        kept["namespaces"]["kv"].as_object_mut().unwrap().remove("made").unwrap();
+        fs::write(&file, kept.to_string()).unwrap();
+        let [first, next] = [(); 2].map(|()| Embedded::resumed(load(&file).unwrap()));
+        let meant = first.find_namespace("kv", soon()).await.unwrap();
+        assert_ne!(meant, Made::NOTHING);
+        assert_eq!(next.find_namespace("kv", soon()).await.unwrap(), meant, "nothing was written since");
+        next.remove_namespace("kv", meant, soon()).await.unwrap();
+        let anew = next.change_namespace("kv", sets("ttl", "1h"), soon()).await.unwrap();
+        assert_eq!(next.remove_namespace("kv", meant, soon()).await.unwrap(), anew, "it is another one");
+        assert_ne!(next.find_namespace("kv", soon()).await.unwrap(), Made::NOTHING);
     }
 }

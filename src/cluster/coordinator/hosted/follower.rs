@@ -4,7 +4,7 @@
 mod session;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -19,7 +19,7 @@ use self::session::FIRST_PAUSE;
 use super::wire::{Answered, Ask, CHANNEL, FileState, Told, decode, encode};
 use super::{HostedSettings, StartError, another_cluster};
 use crate::cluster::coordinator::{
-    Agreement, Asked, Coordinator, CoordinatorError, NamespaceChange, Namespaces, Reachability, Start,
+    Agreement, Asked, Coordinator, CoordinatorError, Made, NamespaceChange, Namespaces, Reachability, Start,
 };
 use crate::cluster::member::{ClusterId, Member, View};
 
@@ -46,6 +46,8 @@ struct Heard {
     told: watch::Sender<(u64, Option<Arc<str>>)>,
     /// What was told last of the keeper's file, of what is gone by. Held to copy it.
     file: Mutex<FileState>,
+    /// Whether the keeper that was heard last tells records apart.
+    tells_apart: AtomicBool,
 }
 
 /// What is asked for again with each new link.
@@ -76,6 +78,7 @@ impl Follower {
             wish: Mutex::default(),
             told: watch::Sender::new((0, None)),
             file: Mutex::default(),
+            tells_apart: AtomicBool::new(false),
         });
         let unusable = |source| StartError::Listen { address: address.clone(), source };
         let drawn =
@@ -181,6 +184,7 @@ impl Heard {
             self.expect_latest(&told)?;
         }
         *self.file.lock() = told.file;
+        self.tells_apart.store(told.tells_apart, Ordering::Relaxed);
         let heard = View::new(told.view, told.members);
         self.views.send_if_modified(|view| {
             // Also where the members are the same: one may have come and gone unheard, and others go by what it claimed.
@@ -305,8 +309,24 @@ impl Coordinator for Follower {
         Box::pin(self.agree("a change of a directory's policy, owner or mode", deadline, ask))
     }
 
-    fn remove_namespace(&self, name: &str, deadline: Instant) -> Asked<'_, u64> {
-        Box::pin(self.agree("removing a namespace", deadline, Ask::Remove { name: name.to_owned() }))
+    fn find_namespace(&self, name: &str, deadline: Instant) -> Asked<'_, Made> {
+        let (what, ask) = ("removing a namespace", Ask::Look { name: name.to_owned() });
+        Box::pin(async move {
+            match self.heard.ask(what, deadline, ask).await {
+                Ok(Answered::Found { made }) => Ok(made),
+                Ok(_) => Err(unexpected(what)),
+                // It does not know what it was asked, and removes whichever there is.
+                Err(CoordinatorError::Refused { .. }) if !self.heard.tells_apart.load(Ordering::Relaxed) => {
+                    Ok(Made::ANY)
+                }
+                Err(error) => Err(error),
+            }
+        })
+    }
+
+    fn remove_namespace(&self, name: &str, made: Made, deadline: Instant) -> Asked<'_, u64> {
+        let ask = Ask::Remove { name: name.to_owned(), made: Some(made) };
+        Box::pin(self.agree("removing a namespace", deadline, ask))
     }
 
     fn reachability(&self) -> Reachability {

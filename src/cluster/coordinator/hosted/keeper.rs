@@ -23,7 +23,7 @@ use super::wire::{Answered, Ask, CHANNEL, FileState, KEEPER, Told, decode, encod
 use super::{HostedSettings, StartError, another_cluster, file};
 use crate::cluster::coordinator::embedded::{Agreed, Embedded};
 use crate::cluster::coordinator::{
-    Asked, Coordinator, CoordinatorError, NamespaceChange, Namespaces, Reachability, Start,
+    Asked, Coordinator, CoordinatorError, Made, NamespaceChange, Namespaces, Reachability, Start,
 };
 use crate::cluster::member::{Member, View};
 
@@ -321,8 +321,12 @@ impl Kept {
                 .change_namespace(&name, change, soon)
                 .await
                 .map(|revision| Answered::Agreed { revision }),
-            Ask::Remove { name } => {
-                handle.remove_namespace(&name, soon).await.map(|revision| Answered::Agreed { revision })
+            Ask::Look { name } => {
+                handle.find_namespace(&name, soon).await.map(|made| Answered::Found { made })
+            }
+            Ask::Remove { name, made } => {
+                let made = made.unwrap_or(Made::ANY);
+                handle.remove_namespace(&name, made, soon).await.map(|revision| Answered::Agreed { revision })
             }
         };
         match done {
@@ -407,8 +411,13 @@ impl Coordinator for Keeper {
         Box::pin(self.kept("a change of a directory's policy, owner or mode", deadline, changed))
     }
 
-    fn remove_namespace(&self, name: &str, deadline: Instant) -> Asked<'_, u64> {
-        let removed = self.kept.own.remove_namespace(name, deadline);
+    fn find_namespace(&self, name: &str, deadline: Instant) -> Asked<'_, Made> {
+        let found = self.kept.own.find_namespace(name, deadline);
+        Box::pin(self.kept("removing a namespace", deadline, found))
+    }
+
+    fn remove_namespace(&self, name: &str, made: Made, deadline: Instant) -> Asked<'_, u64> {
+        let removed = self.kept.own.remove_namespace(name, made, deadline);
         Box::pin(self.kept("removing a namespace", deadline, removed))
     }
 

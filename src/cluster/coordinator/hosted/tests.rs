@@ -1,13 +1,16 @@
 //! The facts of every coordinator with one that is hosted, and those of a keeper that goes away.
 
 mod late_address;
+mod older_build;
 
 use std::net::TcpListener;
 use std::time::Instant;
 
 use tidefs_engine::types::MemberId;
 
-use super::super::conformance::{Pair, as_registered, coordinator_facts, join, sets, shows, soon, started};
+use super::super::conformance::{
+    Pair, as_registered, coordinator_facts, join, removes, sets, shows, soon, started,
+};
 use super::super::{CoordinatorError, Namespaces, Reachability};
 use super::*;
 use crate::cluster::member::View;
@@ -317,7 +320,7 @@ async fn the_next_start_of_the_keeper_tells_of_the_end_of_the_last_record() {
     is_reached(&*follower, false).await;
     // Which the follower does not hear of.
     let unheard = handle(&HostedSettings { address: free_address(), ..settings.clone() });
-    unheard.remove_namespace("kv", soon()).await.unwrap();
+    removes(&*unheard, "kv").await;
     drop(unheard);
     let _keeper = handle_again(&settings).await;
     shows(&mut follower.namespaces(), "its end", |agreed| agreed.records.is_empty()).await;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use tidefs_engine::link::Channel;
 use tidefs_engine::types::{Incarnation, MemberId, PeerId};
 
-use crate::cluster::coordinator::{Agreement, NamespaceChange, NamespaceRecord};
+use crate::cluster::coordinator::{Agreement, Made, NamespaceChange, NamespaceRecord};
 use crate::cluster::member::{ClusterId, Member, View};
 
 /// All messages are on it.
@@ -28,8 +28,15 @@ pub(super) enum Ask {
     Leave,
     /// A change of what is agreed on about a directory.
     Change { name: String, change: NamespaceChange },
+    /// Which record there is of a directory. An older keeper refuses it, as any that it does not know.
+    Look { name: String },
     /// Nothing is to be agreed on about a directory any more.
-    Remove { name: String },
+    Remove {
+        name: String,
+        /// Unless its record is another one. An older follower does not say, and an older keeper does not listen.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        made: Option<Made>,
+    },
 }
 
 /// What the keeper answers. What it does not do for another reason is a refusal of the link.
@@ -46,6 +53,8 @@ pub(super) enum Answered {
     Agreed { revision: u64 },
     /// Something is agreed on about as many directories as may be.
     TooMany,
+    /// This is the record that there is. Answered to who looks, as no older follower does.
+    Found { made: Made },
 }
 
 /// All that is agreed on, told to each follower when it comes and after each change.
@@ -61,6 +70,9 @@ pub(super) struct Told {
     /// What the file of the keeper holds; an older keeper does not say.
     #[serde(default)]
     pub(super) file: FileState,
+    /// Whether the keeper tells records apart that are made anew ([`Ask::Look`]); an older one does not say.
+    #[serde(default)]
+    pub(super) tells_apart: bool,
 }
 
 /// The state of the keeper's file.
@@ -86,6 +98,7 @@ impl Told {
     pub(super) fn of(cluster: ClusterId, view: &View, namespaces: &Agreement, file: FileState) -> Self {
         Self {
             file,
+            tells_apart: true,
             cluster,
             view: view.number,
             members: view.members().to_vec(),
@@ -125,7 +138,8 @@ mod tests {
             Ask::Register { cluster: ClusterId(7), member: Box::new(member(1, 8)) },
             Ask::Leave,
             Ask::Change { name: "kv".to_owned(), change },
-            Ask::Remove { name: "kv".to_owned() },
+            Ask::Look { name: "kv".to_owned() },
+            Ask::Remove { name: "kv".to_owned(), made: Some(Made::ANY) },
         ] {
             assert_eq!(decode::<Ask>(&encode(&ask).unwrap()), Ok(ask));
         }
@@ -136,13 +150,28 @@ mod tests {
             revision: 2,
             namespaces: [("kv".to_owned(), NamespaceRecord::default())].into(),
             file: FileState { start: u64::MAX, found: 3, kept: 4 },
+            tells_apart: true,
         };
         assert_eq!(decode::<Told>(&encode(&told).unwrap()), Ok(told.clone()));
-        // An older keeper says nothing of its file.
+        // An older keeper says nothing of its file, nor whether it tells records apart.
         let mut older = serde_json::to_value(&told).unwrap();
-        older.as_object_mut().unwrap().remove("file").unwrap();
+        let said = older.as_object_mut().unwrap();
+        for field in ["file", "tells_apart"] {
+            said.remove(field).unwrap();
+        }
         let older = decode::<Told>(&encode(&older).unwrap()).unwrap();
-        assert_eq!(older, Told { file: FileState::default(), ..told });
+        assert_eq!(older, Told { file: FileState::default(), tells_apart: false, ..told });
+    }
+
+    #[test]
+    fn a_removal_says_which_record_it_means_and_is_else_as_an_older_follower_asks_for_it() {
+        let removal = |made| Ask::Remove { name: "kv".to_owned(), made };
+        for (made, text) in
+            [(None, r#"{"remove":{"name":"kv"}}"#), (Some(Made(7)), r#"{"remove":{"name":"kv","made":7}}"#)]
+        {
+            assert_eq!(encode(&removal(made)).unwrap(), text.as_bytes());
+            assert_eq!(decode::<Ask>(text.as_bytes()), Ok(removal(made)));
+        }
     }
 
     proptest! {

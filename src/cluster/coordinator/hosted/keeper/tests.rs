@@ -77,6 +77,18 @@ async fn what_the_file_holds_is_not_written_again_and_nobody_is_told_of_it_once_
     assert_eq!(revisions, [first, changed, last]);
 }
 
+#[tokio::test]
+async fn a_follower_of_an_earlier_build_removes_whichever_record_there_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let keeper = keeper(&directory);
+    keeper.change_namespace("a", sets("quota", "1GiB"), soon()).await.unwrap();
+    let ask = decode(br#"{"remove":{"name":"a"}}"#).unwrap();
+    let handle = Arc::new(keeper.kept.own.another());
+    let answered = Arc::clone(&keeper.kept).answer(handle, ask).await;
+    assert!(matches!(answered, Ok(Answered::Agreed { .. })), "{answered:?}");
+    assert!(keeper.namespaces().borrow().records.is_empty());
+}
+
 /// Has nothing written until what is returned is dropped, as a disk that hangs.
 fn hang(kept: &Arc<Kept>) -> mpsc::Sender<()> {
     let (go_on, held) = mpsc::channel::<()>();
