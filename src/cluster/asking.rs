@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use tidefs_engine::types::{MemberId, PeerId};
 
-use super::catalog::owner::Owner;
+use super::catalog::owner::{Owner, Surplus};
 use super::catalog::wire::{Answered, Answers, FIND, Find, ITEMS_MAX, MESSAGE_BYTES, Message, is_told_of};
 use super::core::Core;
 use super::object::{Facts, Found, Stamp};
@@ -82,16 +82,13 @@ impl Core {
         Answers { view: self.seen().view.number, answers }
     }
 
-    /// Tells who watches names beyond the limit that they changed, as many as one slice can have added.
+    /// Tells who watches names beyond the limit that they changed, as many as one slice can have added. Nobody waits for that now;
+    /// who changes one of them later does.
     pub(super) fn drop_watches(self: &Arc<Self>, owner: &mut Owner) {
-        let surplus = owner.drop_surplus(SLICE);
-        self.counters.watches_dropped.add(surplus.len() as u64);
-        for (member, revocation) in surplus {
-            // Nobody waits for it now; who changes the name later does.
-            match revocation.path().map(KeyId::of) {
-                Some(key) => drop(self.tell_in_order(key, vec![(member, revocation)])),
-                None => drop(self.tell(member, revocation)),
-            }
+        for Surplus { keys, tell } in owner.drop_surplus(SLICE) {
+            let told: usize = tell.iter().map(|(_, revocations)| revocations.len()).sum();
+            self.counters.watches_dropped.add(told as u64);
+            self.tell_together(keys, tell);
         }
     }
 

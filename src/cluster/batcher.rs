@@ -43,7 +43,27 @@ pub(super) trait Item: Send + 'static {
 
 struct Queued<T, R> {
     item: T,
-    done: oneshot::Sender<R>,
+    awaiter: Awaiter<R>,
+}
+
+/// Who waits for what becomes of an item.
+enum Awaiter<R> {
+    /// For its answer.
+    Answer(oneshot::Sender<R>),
+    /// For the end of it and of others, however they end: the last of them takes the channel along.
+    End(Arc<oneshot::Sender<R>>),
+}
+
+impl<R> Awaiter<R> {
+    fn tell(self, answer: R) {
+        match self {
+            Self::Answer(done) => {
+                // Who has given up does not listen.
+                let _ = done.send(answer);
+            }
+            Self::End(end) => drop(end),
+        }
+    }
 }
 
 /// What waits and what is under way.
@@ -100,7 +120,7 @@ impl<T: Item, R: Send + 'static> Batcher<T, R> {
             if state.is_closed || state.queue.len() >= self.limit {
                 return None;
             }
-            state.queue.push_back(Queued { item, done });
+            state.queue.push_back(Queued { item, awaiter: Awaiter::Answer(done) });
             state.is_urgent |= haste == Haste::Now || state.queue.len() >= ITEMS_MAX;
             state.is_urgent || state.queue.len() == 1
         };
@@ -108,6 +128,30 @@ impl<T: Item, R: Send + 'static> Batcher<T, R> {
             self.wake.notify_one();
         }
         Some(receiver)
+    }
+
+    /// Queues `items` in their order, as far as there is room, and returns those for which there is none. The channel, where any
+    /// was queued, ends when none of these waits or is under way any more, and never gets a message.
+    pub(super) fn push_all(&self, items: Vec<T>, haste: Haste) -> (Option<oneshot::Receiver<R>>, Vec<T>) {
+        let (end, receiver) = oneshot::channel();
+        let end = Arc::new(end);
+        let mut items = items.into_iter();
+        let is_news = {
+            let mut state = self.state.lock();
+            let before = state.queue.len();
+            let room = if state.is_closed { 0 } else { self.limit.saturating_sub(before) };
+            let fitting = items.by_ref().take(room);
+            state.queue.extend(fitting.map(|item| Queued { item, awaiter: Awaiter::End(Arc::clone(&end)) }));
+            if state.queue.len() == before {
+                return (None, items.collect());
+            }
+            state.is_urgent |= haste == Haste::Now || state.queue.len() >= ITEMS_MAX;
+            state.is_urgent || before == 0
+        };
+        if is_news {
+            self.wake.notify_one();
+        }
+        (Some(receiver), items.collect())
     }
 
     /// What is to be done. `has_gathered`: whether what nobody waits for is to leave, too.
@@ -182,14 +226,13 @@ impl<T: Item, R: Send + 'static> Batcher<T, R> {
             let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
             let Some(cut) = self.cut().await else { return };
             let (items, waiting): (Vec<T>, Vec<_>) =
-                cut.into_iter().map(|queued| (queued.item, queued.done)).unzip();
+                cut.into_iter().map(|queued| (queued.item, queued.awaiter)).unzip();
             let mut under_way = send(items);
             let batcher = Arc::clone(&self);
             let tell = move |answers: Option<Vec<R>>| {
                 batcher.note_answered();
-                for (done, answer) in waiting.into_iter().zip(answers.into_iter().flatten()) {
-                    // Who has given up does not listen.
-                    let _ = done.send(answer);
+                for (awaiter, answer) in waiting.into_iter().zip(answers.into_iter().flatten()) {
+                    awaiter.tell(answer);
                 }
             };
             // Polled here once, so that messages leave in order.
@@ -278,6 +321,52 @@ mod tests {
             assert_eq!(contents, [[1, 2], [3, 4]]);
             let waited = messages[1].1 - messages[0].1;
             assert!(messages[0].1 >= GATHERED_FOR && waited < GATHERED_FOR, "{messages:?}");
+        });
+    }
+
+    #[test]
+    fn what_is_pushed_together_shares_messages_and_ends_with_the_last_of_them() {
+        runtime().block_on(async {
+            let batcher = Batcher::<usize, usize>::new(10);
+            let messages = Arc::new(Mutex::new(Vec::new()));
+            let gate = Arc::new(Semaphore::new(0));
+            let (seen, opens) = (Arc::clone(&messages), Arc::clone(&gate));
+            tokio::spawn(Arc::clone(&batcher).run(Box::new(move |items| {
+                seen.lock().push(items.clone());
+                let opens = Arc::clone(&opens);
+                Box::pin(async move {
+                    opens.acquire().await.unwrap().forget();
+                    Some(items)
+                })
+            })));
+            let (ends, rest) = batcher.push_all(vec![1, 2, MESSAGE_BYTES], Haste::Now);
+            let mut ends = ends.unwrap();
+            assert!(rest.is_empty());
+            for _ in 0..2 {
+                assert_eq!(ends.try_recv(), Err(oneshot::error::TryRecvError::Empty));
+                gate.add_permits(1);
+                for _ in 0..20 {
+                    tokio::task::yield_now().await;
+                }
+            }
+            assert!(ends.await.is_err() && batcher.is_idle());
+            assert_eq!(*messages.lock(), [vec![1, 2], vec![MESSAGE_BYTES]]);
+        });
+    }
+
+    #[test]
+    fn what_is_pushed_together_is_taken_as_far_as_there_is_room() {
+        runtime().block_on(async {
+            let batcher = Batcher::<usize, usize>::new(3);
+            let (ends, rest) = batcher.push_all(vec![1, 2, 3, 4, 5], Haste::Now);
+            assert_eq!(rest, [4, 5]);
+            let (none, rest) = batcher.push_all(vec![6], Haste::Now);
+            assert!(none.is_none());
+            assert_eq!(rest, [6]);
+            batcher.close();
+            assert!(ends.unwrap().await.is_err(), "they are given up");
+            let (none, rest) = batcher.push_all(vec![7], Haste::Now);
+            assert!(none.is_none() && rest == [7]);
         });
     }
 

@@ -6,7 +6,8 @@
 //! - All that is waited for ends: a member answers, or is lost, or is owed it.
 //!
 //! Limits: [`SLICE`] changes are put in order under one hold of the lock. One that is not settled by the deadline of who asks is
-//! answered as [`Outcome::Late`]; telling goes on.
+//! answered as [`Outcome::Late`]; telling goes on. Names that are watched no more, for lack of room, are told of together where the
+//! same members watched them: who changes one of them waits until those have heard of all.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -53,19 +54,30 @@ impl Wait {
 #[derive(Debug, Default)]
 pub(super) struct Unsettled(HashMap<KeyId, watch::Receiver<bool>>);
 
-/// Says, when it is dropped, that everyone who had to hear of a change has, or is owed it.
+impl Unsettled {
+    /// How many keys it is.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// Says, when it is dropped, that everyone who had to hear of a change of these keys has, or is owed it.
 struct Settling {
     core: Arc<Core>,
-    key: KeyId,
+    keys: Box<[KeyId]>,
     over: watch::Sender<bool>,
 }
 
 impl Drop for Settling {
     fn drop(&mut self) {
         self.over.send_replace(true);
+        let own = self.over.subscribe();
         let mut unsettled = self.core.unsettled.lock();
-        if unsettled.0.get(&self.key).is_some_and(|last| last.same_channel(&self.over.subscribe())) {
-            unsettled.0.remove(&self.key);
+        for key in &self.keys {
+            if unsettled.0.get(key).is_some_and(|last| last.same_channel(&own)) {
+                unsettled.0.remove(key);
+            }
         }
     }
 }
@@ -158,16 +170,43 @@ impl Core {
         tell: Vec<(MemberId, Revocation)>,
     ) -> Option<Wait> {
         let told = tell.into_iter().filter_map(|(member, revocation)| self.tell(member, revocation));
-        let mut waits: Vec<Wait> = told.map(Wait::Told).collect();
+        let waits = told.map(Wait::Told).collect();
+        self.begin_to_settle(&[key], waits).map(Wait::Settled)
+    }
+
+    /// Tells each of some members of a change of each of `keys`, as [`Self::tell_in_order`] does, but in one go: none of the keys
+    /// is settled before all were told of, and one of which somebody still hears from before when that is over, too. Called while
+    /// the owner is held.
+    pub(super) fn tell_together(self: &Arc<Self>, keys: Vec<KeyId>, tell: Vec<(MemberId, Vec<Revocation>)>) {
+        let told = tell.into_iter().flat_map(|(member, revocations)| self.tell_several(member, revocations));
+        let waits = told.map(Wait::Told).collect();
+        // Who waits for one of them is not to wait for who still hears of an earlier change of another one.
+        let (open, settled): (Vec<KeyId>, Vec<KeyId>) = {
+            let unsettled = self.unsettled.lock();
+            keys.into_iter().partition(|key| unsettled.0.contains_key(key))
+        };
+        let Some(together) = self.begin_to_settle(&settled, waits) else { return };
+        for key in open {
+            self.begin_to_settle(&[key], vec![Wait::Settled(together.clone())]);
+        }
+    }
+
+    /// Has `keys` be settled when `waits` are over, and what is waited for already before one of them is. `None` when nothing is.
+    fn begin_to_settle(
+        self: &Arc<Self>,
+        keys: &[KeyId],
+        mut waits: Vec<Wait>,
+    ) -> Option<watch::Receiver<bool>> {
         let mut unsettled = self.unsettled.lock();
-        waits.extend(unsettled.0.get(&key).cloned().map(Wait::Settled));
+        let before = keys.iter().filter_map(|key| unsettled.0.get(key).cloned());
+        waits.extend(before.map(Wait::Settled));
         if waits.is_empty() {
             return None;
         }
         let (over, receiver) = watch::channel(false);
-        unsettled.0.insert(key, receiver.clone());
+        unsettled.0.extend(keys.iter().map(|&key| (key, receiver.clone())));
         drop(unsettled);
-        let settling = Settling { core: Arc::clone(self), key, over };
+        let settling = Settling { core: Arc::clone(self), keys: keys.into(), over };
         self.spawn(async move {
             // Each of them ends: a member answers, or is lost, or is owed it.
             for wait in waits {
@@ -175,7 +214,7 @@ impl Core {
             }
             drop(settling);
         });
-        Some(Wait::Settled(receiver))
+        Some(receiver)
     }
 
     async fn outcomes(applied: Vec<Applied>, deadline: Instant) -> Vec<Outcome> {

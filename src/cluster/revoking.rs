@@ -49,6 +49,45 @@ impl Core {
         told
     }
 
+    /// As [`Self::tell`], of several in one go: this member does them one after the other, as others do those of a message. All
+    /// channels have ended, or got a message, when nobody there finds any of it, or the member is lost and is owed it.
+    pub(super) fn tell_several(
+        self: &Arc<Self>,
+        member: MemberId,
+        revocations: Vec<Revocation>,
+    ) -> Vec<oneshot::Receiver<()>> {
+        self.counters.revocations.add(revocations.len() as u64);
+        if member == self.me.member {
+            let (end, receiver) = oneshot::channel::<()>();
+            let core = Arc::clone(self);
+            self.spawn(async move {
+                core.revoke_here(core.me, revocations).await;
+                drop(end);
+            });
+            return vec![receiver];
+        }
+        let patience = self.first_patience();
+        let mut peers = self.peers.lock();
+        let Some(peer) = peers.get_mut(&member) else { return Vec::new() };
+        let is_suspect = peer.is_suspect(self.now(), patience);
+        let (queued, rest) =
+            if is_suspect { (None, revocations) } else { peer.revocations.push_all(revocations, Haste::Now) };
+        let mut ends = Vec::from_iter(queued);
+        if rest.is_empty() {
+            return ends;
+        }
+        self.counters.owed.add(rest.len() as u64);
+        let overflows = if is_suspect { 0 } else { rest.len() };
+        self.counters.queue_overflows.add(overflows as u64);
+        peer.owed.add_all(rest, self.config.limits.queued);
+        if !is_suspect {
+            ends.push(peer.owed.wait());
+            drop(peers);
+            self.spawn(Arc::clone(self).settle_up(member));
+        }
+        ends
+    }
+
     /// Tells another member something of one kind (`queues`: those of it). What cannot be told at once it is owed: whether that
     /// is so is returned, too. The channel is as that of [`Self::tell`].
     pub(super) fn tell_or_owe<T: Item + Clone>(

@@ -16,6 +16,7 @@ mod members;
 mod passed;
 mod removed;
 mod spoken;
+mod surplus;
 #[cfg(test)]
 mod tests;
 
@@ -30,6 +31,7 @@ use left::{Left, RecentlyLeft};
 use passed::Passed;
 pub use removed::Expired;
 use spoken::Spoken;
+pub use surplus::Surplus;
 
 use super::entry::{Entry, Slot};
 use super::slots::Slots;
@@ -241,11 +243,7 @@ impl Owner {
         for slot in slots.into_iter().filter(|&slot| Some(slot) != but) {
             let Some(peer) = self.slots.peer(slot) else { continue };
             let revocation = match path {
-                Some(path) if through == Stamp(0) => Revocation::Appeared { path: path.to_vec() },
-                Some(path) => {
-                    let seen = self.seen.get(&peer).copied().unwrap_or(0);
-                    Revocation::Withdraw { path: path.to_vec(), through, seen }
-                }
+                Some(path) => self.revocation(peer, path.to_vec(), through),
                 // Only the key is known: it announces everything, and is told then.
                 None => Revocation::AnnounceAgain,
             };
@@ -254,34 +252,22 @@ impl Owner {
         tell
     }
 
+    /// What `peer` is told of `path`: that nothing through `through` is valid any more, or, when that is zero, that it stands for
+    /// something.
+    fn revocation(&self, peer: PeerId, path: Vec<u8>, through: Stamp) -> Revocation {
+        if through == Stamp(0) {
+            return Revocation::Appeared { path };
+        }
+        let seen = self.seen.get(&peer).copied().unwrap_or(0);
+        Revocation::Withdraw { path, through, seen }
+    }
+
     /// The member whose copy is to be relied on from now on: there are only copies left that leave first.
     fn heir(&self, key: KeyId) -> Option<MemberId> {
         let copies = &self.table.get(key)?.copies;
         let members = || copies.heirs().filter_map(|slot| Some(self.slots.peer(slot)?.member));
         // Who is lost hears of it when it is back, if it is.
         members().find(|member| !self.suspects.contains(member)).or_else(|| members().next())
-    }
-
-    /// Names that are watched beyond the limit, at most `max` of them: what who watches them is told.
-    pub fn drop_surplus(&mut self, max: usize) -> Vec<(MemberId, Revocation)> {
-        let mut tell = Vec::new();
-        for _ in 0..max {
-            let Some((key, watched)) = self.watches.take_surplus() else { break };
-            let entry = self.table.get(key);
-            let through = entry.map_or(Stamp(0), Entry::stamp);
-            let outsiders: Vec<Slot> = watched
-                .watchers
-                .iter()
-                .copied()
-                .filter(|&slot| entry.is_none_or(|entry| !entry.copies.contains(slot)))
-                .collect();
-            // They are put back for the telling alone, which takes them.
-            for &slot in &outsiders {
-                self.watches.add(key, &watched.path, slot);
-            }
-            tell.extend(self.revoke(key, Some(&watched.path), through, &[], None));
-        }
-        tell
     }
 
     /// Forgets the copies of a start of a member in one shard. Returns what is told, and how many copies there were.

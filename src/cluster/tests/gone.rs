@@ -82,7 +82,7 @@ pub(super) async fn start(id: u64, network: &Arc<Network>, coordinator: &Embedde
 }
 
 /// Tasks that have not ended.
-fn tasks_of(core: &Core) -> usize {
+pub(super) fn tasks_of(core: &Core) -> usize {
     let mut tasks = core.tasks.lock();
     while tasks.try_join_next().is_some() {}
     tasks.len()

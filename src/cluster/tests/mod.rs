@@ -9,6 +9,7 @@ mod placing;
 mod recalled;
 mod removals;
 mod unregistered;
+mod unwatched;
 
 // One thing that goes wrong, or is late.
 mod deaf;

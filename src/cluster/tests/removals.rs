@@ -47,14 +47,14 @@ fn what_is_removed_or_replaced_is_gone_everywhere_when_the_call_returns() {
 }
 
 /// From now on `host` withdraws nothing until it is let.
-fn hold_back(host: &Host) -> watch::Sender<bool> {
+pub(super) fn hold_back(host: &Host) -> watch::Sender<bool> {
     let (may, held) = watch::channel(false);
     host.memory.state.lock().withdraws_when = Some(held);
     may
 }
 
 /// A removal is not answered while `reader` still finds what it removes, and is once it `may` withdraw that.
-async fn expect_removal_waits(writer: &Host, reader: &Host, name: &str, may: watch::Sender<bool>) {
+pub(super) async fn expect_removal_waits(writer: &Host, reader: &Host, name: &str, may: watch::Sender<bool>) {
     let removal = writer.unlink(name, wall(), soon());
     tokio::pin!(removal);
     let early = tokio::time::timeout(Duration::from_millis(200), &mut removal).await;

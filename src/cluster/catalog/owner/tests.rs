@@ -1,6 +1,7 @@
 //! What an owner makes of what comes late, and of members that are away, were started again, or are forgotten.
 
 mod other_owner;
+mod surplus;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
