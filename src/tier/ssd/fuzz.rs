@@ -9,6 +9,7 @@ use std::sync::{Arc, LazyLock};
 use parking_lot::Mutex;
 use tidefs_engine::types::{ByteCount, Version};
 
+use super::super::roots::Roots;
 use super::changes_file::Changes;
 use super::days::Days;
 use super::disk::{Disk, Request, Ticket};
@@ -20,7 +21,6 @@ use super::format::{
 };
 use super::intents;
 use super::open::Candidate;
-use super::roots::Roots;
 use super::testing::{Told, ZONE, config, data, put_of};
 use super::{
     FoundRecord, Indexed, KEY_BYTES_MAX, META_BYTES_MAX, Owner, Put, SsdTier, Stored, Uuid, checksum_of,

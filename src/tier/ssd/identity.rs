@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use tidefs_engine::types::ByteCount;
 
+use super::super::roots::{Roots, is_unmounted};
 use super::disk::{Disk, Request, Ticket};
 use super::format::{BLOCK, BLOCK_BYTES, FormatError, Superblock, Uuid, decode, encode};
 use super::memory::{Buffer, Memory, Piece};
@@ -103,6 +104,15 @@ impl From<&io::Error> for Unusable {
             _ => Self::Failing(error.to_string()),
         }
     }
+}
+
+/// Where the disk of a directory was mounted at an earlier start, when nothing is mounted there now. A directory with the tier's file
+/// is used as it is: who wants the tier there makes an empty one.
+pub(super) fn unmounted(roots: &Roots, place: &Path) -> Option<PathBuf> {
+    let root = roots.root_of(place)?;
+    let has_file = place.join(FILE_NAME).try_exists().unwrap_or(true);
+    let is_away = !has_file && place.is_dir() && is_unmounted(place, root);
+    is_away.then(|| root.to_owned())
 }
 
 /// Opens the tier's file in a directory, or a device, for direct I/O, and locks it.

@@ -76,7 +76,6 @@ mod naming;
 mod open;
 mod orders;
 mod recover;
-mod roots;
 mod side_by_side;
 mod stations;
 

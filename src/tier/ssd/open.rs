@@ -17,6 +17,7 @@ use std::time::Duration;
 use nix::sys::statvfs::statvfs;
 use tidefs_engine::types::ByteCount;
 
+use super::super::roots::Roots;
 use super::admission::Budget;
 use super::changes_file::Changes;
 use super::device::Device;
@@ -24,12 +25,11 @@ use super::disk::Disk;
 use super::epochs::Epochs;
 use super::format::{BLOCK, BLOCK_BYTES, Superblock, Uuid, ZONES_START};
 use super::identity::{
-    START_LIMIT, Unusable, ZONE_BYTES_MIN, draw_uuid, flush, open_file, read_superblocks, write_blocks,
-    write_superblock, write_superblocks, zone_bytes_for,
+    START_LIMIT, Unusable, ZONE_BYTES_MIN, draw_uuid, flush, open_file, read_superblocks, unmounted,
+    write_blocks, write_superblock, write_superblocks, zone_bytes_for,
 };
 use super::index::ZONES_MAX;
 use super::io::{FileDisk, Io};
-use super::roots::Roots;
 use super::side_by_side::side_by_side;
 use super::stations::read_zones;
 
@@ -127,12 +127,13 @@ pub(super) fn open_places(config: &SsdConfig) -> io::Result<Places> {
     let added = changes.added.iter().map(|added| (&added.path, Some(added.capacity)));
     let places: Vec<(&PathBuf, Option<ByteCount>)> = configured.chain(added).collect();
     let mut roots = Roots::load(config.roots.as_deref());
-    let opened = side_by_side(&places, |(place, _)| match roots.unmounted(place) {
+    let opened = side_by_side(&places, |(place, _)| match unmounted(&roots, place) {
         Some(root) => Err(Unusable::Unmounted(root)),
         None => open_file(place),
     });
-    let noted = places.iter().zip(&opened).filter(|((_, added), file)| added.is_none() && file.is_ok());
-    let noted: Vec<&Path> = noted.map(|((place, _), _)| place.as_path()).collect();
+    let used = places.iter().zip(&opened).filter(|(_, file)| file.is_ok()).map(|(place, _)| place);
+    let noted = used.filter(|(place, added)| added.is_none() && place.is_dir());
+    let noted: Vec<&Path> = noted.map(|(place, _)| place.as_path()).collect();
     roots.note(&config.places, &noted);
     for ((place, capacity), file) in places.into_iter().zip(opened) {
         let name = place.display().to_string();

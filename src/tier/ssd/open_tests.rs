@@ -9,11 +9,9 @@ use std::time::Instant;
 use nix::mount::{MntFlags, MsFlags, umount2};
 use tidefs_engine::types::{ByteCount, Version};
 
+use super::super::small_disk::SmallDisk;
 use super::testing::*;
 use super::*;
-
-#[path = "../../../tests/common/small_disk.rs"]
-mod small_disk;
 
 const LENGTH: usize = 9000;
 /// Larger than a zone of a disk of 64 MiB.
@@ -29,7 +27,7 @@ fn opened(places: &[&Path]) -> SsdTier {
 #[test]
 fn without_a_capacity_a_disk_that_is_small_or_full_takes_nothing_from_the_others() {
     let large = tempfile::tempdir_in("/var/tmp").unwrap();
-    let small = small_disk::SmallDisk::new("64m", MsFlags::empty());
+    let small = SmallDisk::new("64m", MsFlags::empty());
     let places = [large.path(), small.path()];
     let tier = opened(&places);
     recover(&tier);
@@ -73,7 +71,7 @@ fn places_that_another_daemon_has_are_waited_for_all_at_once() {
 #[test]
 fn nothing_is_begun_below_a_mount_point_whose_disk_is_not_there() {
     let state = tempfile::tempdir().unwrap();
-    let disk = small_disk::SmallDisk::new("64m", MsFlags::empty());
+    let disk = SmallDisk::new("64m", MsFlags::empty());
     let place = std::fs::canonicalize(disk.path()).unwrap();
     let config = SsdConfig {
         places: vec![place.clone()],
@@ -107,7 +105,7 @@ fn nothing_is_begun_below_a_mount_point_whose_disk_is_not_there() {
 #[test]
 fn a_link_that_leads_elsewhere_than_to_a_mount_point_is_followed() {
     let (state, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let disk = small_disk::SmallDisk::new("64m", MsFlags::empty());
+    let disk = SmallDisk::new("64m", MsFlags::empty());
     let place = state.path().join("disk");
     let roots = Some(state.path().join("mounts.json"));
     let config = SsdConfig { places: vec![place.clone()], roots, ..config(1, 8) };
