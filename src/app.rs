@@ -15,6 +15,7 @@ mod secrets;
 
 // The parts, from their sections of the configuration.
 mod cluster;
+mod scratch;
 mod settings;
 mod ssd;
 

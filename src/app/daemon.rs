@@ -20,6 +20,7 @@ use super::background::Background;
 use super::log_file::LogFile;
 use super::mount_point::clear_stale_mount;
 use super::progress::Progress;
+use super::scratch::scratch_of;
 use super::secrets::Secrets;
 use super::settings::{session_settings, settings_of};
 use super::stop_signal::StopSignal;
@@ -66,7 +67,7 @@ fn open_datapath(
         prefault_max: config.memory.prefault_max,
     })
     .map_err(|error| Failure::new(ExitStatus::Environment, error))?;
-    let scratch = ssd::scratch_of(config);
+    let scratch = scratch_of(effective);
     let clock = Arc::new(SystemClock::default());
     let datapath = Datapath::new(tier, scratch, clock, settings_of(config), Arc::clone(telemetry));
     let datapath = Arc::new(datapath);

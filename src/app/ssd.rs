@@ -1,7 +1,7 @@
 //! The SSD tier, put together from its section of the configuration.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use super::Failure;
 use super::background::Background;
 use super::progress::Progress;
 use super::settings::load_threads;
-use crate::config::{Config, Effective, ExitStatus};
+use crate::config::{Effective, ExitStatus};
 use crate::control::AddDisk;
 use crate::datapath::Datapath;
-use crate::tier::scratch::Scratch;
+use crate::tier::roots::Roots;
 use crate::tier::ssd::{Budget, ChangeError, SsdConfig, SsdTier, Unnamed};
 
 /// Disks that were added and removed, in the state directory of the mount.
@@ -32,19 +32,20 @@ const EPOCHS: &str = "ssd-epochs.json";
 /// Where they are mounted, there too.
 const ROOTS: &str = "ssd-mounts.json";
 
-/// Where slot files live: on the disks of the SSD tier unless the configuration says otherwise.
-pub(super) fn scratch_of(config: &Config) -> Arc<Scratch> {
-    let directories = config.scratch.dir.paths().to_vec();
-    let disks = config.ssd.dirs.paths();
-    let is_on_disks = directories.iter().any(|home| disks.iter().any(|disk| home.parent() == Some(disk)));
-    Scratch::new(directories, !is_on_disks, config.scratch.capacity)
-}
-
 /// The state directory of the mount, or another where that is lost with a restart of the machine.
-fn lasting_directory(effective: &Effective) -> &Path {
+pub(super) fn lasting_directory(effective: &Effective) -> &Path {
     let state = &effective.state.directory;
     let is_lost = statfs(state).is_ok_and(|stat| stat.filesystem_type() == TMPFS_MAGIC);
     if is_lost { &effective.lasting } else { state }
+}
+
+/// Where directories of the tier were mounted at earlier starts.
+pub(super) fn roots_of(effective: &Effective) -> Roots {
+    Roots::load(Some(&roots_file(effective)))
+}
+
+fn roots_file(effective: &Effective) -> PathBuf {
+    lasting_directory(effective).join(ROOTS)
 }
 
 fn config_of(effective: &Effective) -> SsdConfig {
@@ -65,7 +66,7 @@ fn config_of(effective: &Effective) -> SsdConfig {
         changes: Some(effective.state.directory.join(CHANGES)),
         epochs: Some(lasting_directory(effective).join(EPOCHS)),
         days: Some(lasting_directory(effective).join(DAYS)),
-        roots: Some(lasting_directory(effective).join(ROOTS)),
+        roots: Some(roots_file(effective)),
         limit: Duration::from_millis(config.deadline_ms),
     }
 }

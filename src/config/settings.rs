@@ -268,7 +268,8 @@ settings! {
         }
 
         /// Directories for scratch files, one for each mount; a new file goes to where most is free. Point it at fast
-        /// disks. A list: an array in a file, elsewhere one text with `:` between the paths.
+        /// disks. Where a disk was mounted at an earlier start and none is, no file is made. A list: an array in a
+        /// file, elsewhere one text with `:` between the paths.
         dir: PathList {
             default: default_scratch_dirs(host, &mount.instance, &ssd.dirs),
                 "`scratch-<instance>` in each directory of `ssd.dirs`; without one `/var/lib/tidefs/<instance>/scratch` as root, else `$XDG_STATE_HOME/tidefs/<instance>/scratch`";

@@ -35,6 +35,7 @@ pub(super) fn status(
     if let Some(reason) = &cluster_waits_for {
         warnings.push(format!("this host serves alone, it has not joined its cluster yet: {reason}"));
     }
+    warnings.extend(overview.scratch_troubles.iter().cloned());
     warnings.extend(ssd.iter().flat_map(super::ssd::warnings));
     warnings.extend(cluster.iter().flat_map(super::cluster::warnings));
     Ok(Status {

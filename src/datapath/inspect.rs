@@ -42,6 +42,8 @@ pub struct Overview {
     pub scratch_capacity: ByteCount,
     /// Scratch files that had no thread to close them.
     pub scratch_closed_without_thread: u64,
+    /// Why directories of scratch files are not used.
+    pub scratch_troubles: Vec<String>,
     /// Copies of what other members hold, and their bytes.
     pub soft: (u64, u64),
     /// The default eviction policy.
@@ -202,6 +204,7 @@ impl Datapath {
             scratch_used: self.scratch.used(),
             scratch_capacity: self.scratch.capacity(),
             scratch_closed_without_thread: self.scratch.closed_without_thread(),
+            scratch_troubles: self.scratch.troubles(),
             soft: state.soft_copies(),
             policy: state.domains.get(state.domains.root()).order.name(),
             policy_memory: state.domains.iter().map(|(_, domain)| domain.order.memory_bytes()).sum(),

@@ -321,6 +321,8 @@ pub(super) fn scratch_error(error: ScratchError) -> Error {
         | ScratchError::Before
         | ScratchError::TooMany { .. } => Error::ScratchFull(error),
         ScratchError::TooLong { .. } => Error::TooLong,
+        // What is to be mounted stands in its text.
+        ScratchError::Unmounted { .. } => Error::Io { operation: "scratch", source: io::Error::other(error) },
         ScratchError::Disk { source, .. } => Error::Io { operation: "scratch", source },
     }
 }

@@ -13,16 +13,18 @@
 mod budget;
 mod closer;
 mod file;
+mod home;
 mod room;
 #[cfg(test)]
 pub(crate) mod testing;
 
+use std::cmp::Reverse;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit};
@@ -32,6 +34,7 @@ use self::budget::{Budget, Claim};
 use self::closer::Closer;
 
 pub use self::file::ScratchFile;
+pub(crate) use self::home::Home;
 
 /// Why scratch space cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +69,18 @@ pub enum ScratchError {
     TooLong {
         /// Where scratch files live.
         directory: PathBuf,
+    },
+    /// Its disk was not mounted, and the file system above is not to be filled.
+    #[error(
+        "scratch in `{directory}`: nothing was mounted on {root} when that was last looked at, and its disk \
+         was at an earlier start; mount it, or name another directory in scratch.dir; the next slot file \
+         looks again"
+    )]
+    Unmounted {
+        /// Where scratch files live.
+        directory: PathBuf,
+        /// Where its file system was mounted at an earlier start.
+        root: PathBuf,
     },
     /// The disk refused.
     #[error("scratch in `{directory}`: {source}; check that scratch.dir is on a writable disk")]
@@ -114,23 +129,20 @@ pub struct Scratch {
     closer: Arc<Closer>,
 }
 
-/// A directory of scratch files.
-#[derive(Debug)]
-struct Home {
-    directory: PathBuf,
-    is_ready: OnceLock<()>,
-}
-
 impl Scratch {
     /// Scratch space in `directories`, each of which is made when the first file needs it; what is above it only when
     /// `makes_parents`: a disk that is not mounted is not to be written to.
     #[must_use]
     pub fn new(directories: Vec<PathBuf>, makes_parents: bool, capacity: ByteCount) -> Arc<Self> {
+        Self::in_homes(directories.into_iter().map(Home::new).collect(), makes_parents, capacity)
+    }
+
+    /// The same in `homes`, of whose disks something may be known.
+    pub(crate) fn in_homes(homes: Vec<Home>, makes_parents: bool, capacity: ByteCount) -> Arc<Self> {
         let files_max = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft / FILES_SHARE);
-        let home = |directory| Home { directory, is_ready: OnceLock::new() };
-        let closer = Closer::new(directories.len());
+        let closer = Closer::new(homes.len());
         Arc::new(Self {
-            homes: directories.into_iter().map(home).collect(),
+            homes,
             makes_parents,
             bytes: Budget::new(capacity.get()),
             files: Budget::new(files_max),
@@ -156,6 +168,12 @@ impl Scratch {
     #[must_use]
     pub fn closed_without_thread(&self) -> u64 {
         self.closer.without_thread()
+    }
+
+    /// Why directories were not used when that was last looked at, for the last file or at the start. Waits for no disk.
+    #[must_use]
+    pub fn troubles(&self) -> Vec<String> {
+        self.homes.iter().filter_map(Home::trouble).map(|trouble| trouble.to_string()).collect()
     }
 
     /// Most bytes that may be in use.
@@ -196,6 +214,7 @@ impl Scratch {
             ScratchError::DiskFull { .. }
             | ScratchError::Before
             | ScratchError::TooLong { .. }
+            | ScratchError::Unmounted { .. }
             | ScratchError::Disk { .. } => false,
         }
     }
@@ -203,7 +222,8 @@ impl Scratch {
     /// Makes an empty file. Waits for files that are being closed when there are as many as may be.
     ///
     /// # Errors
-    /// [`ScratchError::Disk`] when no directory can be made or written, [`ScratchError::DiskFull`], [`ScratchError::TooMany`].
+    /// [`ScratchError::Disk`] when no directory can be made or written, [`ScratchError::Unmounted`], [`ScratchError::DiskFull`],
+    /// [`ScratchError::TooMany`].
     pub fn create_within(self: &Arc<Self>, wait: Wait) -> Result<ScratchFile, ScratchError> {
         let place = self.files.claim(1, self.end_of(wait));
         let place = place.ok_or_else(|| ScratchError::TooMany { files: self.files() })?;
@@ -228,30 +248,30 @@ impl Scratch {
         ScratchFile::new(Arc::clone(self), file, home)
     }
 
-    /// The directories, that on the disk with most room first.
+    /// The directories, that on the disk with most room first, and those last whose disks are away, which is looked at here.
     fn homes_by_room(&self) -> Vec<usize> {
         let mut homes: Vec<usize> = (0..self.homes.len()).collect();
         if homes.len() > 1 {
             // One that is not made yet is on the disk of the directory above it.
             let statvfs = |path: &Path| nix::sys::statvfs::statvfs(path).ok();
-            let room = |home: &usize| {
-                let directory = &self.homes[*home].directory;
+            let room = |directory: &Path| {
                 let facts = statvfs(directory).or_else(|| statvfs(directory.parent()?));
                 facts.map_or(0, |facts| facts.fragment_size().saturating_mul(facts.blocks_available()))
             };
-            homes.sort_by_cached_key(|home| std::cmp::Reverse(room(home)));
+            homes.sort_by_cached_key(|number| {
+                let home = &self.homes[*number];
+                // One without any room may take an empty file.
+                let is_away = home.unmounted().is_some();
+                (is_away, Reverse(if is_away { 0 } else { room(home.directory()) }))
+            });
         }
         homes
     }
 
     fn create_in(&self, home: &Home) -> Result<File, ScratchError> {
-        let directory = &home.directory;
+        home.prepare(self.makes_parents)?;
+        let directory = home.directory();
         let failed = |source| disk_error(directory, source);
-        if home.is_ready.get().is_none() {
-            let made = if self.makes_parents { fs::create_dir_all(directory) } else { make_one(directory) };
-            made.map_err(failed)?;
-            home.is_ready.get_or_init(|| ());
-        }
         let (path, file) = self.make_named(directory).map_err(failed)?;
         fs::remove_file(&path).map_err(failed)?;
         Ok(file)
@@ -271,14 +291,6 @@ impl Scratch {
                 outcome => return outcome.map(|file| (path, file)),
             }
         }
-    }
-}
-
-/// Makes a directory below one that exists; one that is there is fine.
-fn make_one(directory: &Path) -> io::Result<()> {
-    match fs::create_dir(directory) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        outcome => outcome,
     }
 }
 

@@ -16,8 +16,9 @@ use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::statvfs::statvfs;
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, geteuid};
 use tempfile::TempDir;
+use tidefs_control_api::instance::instance_name;
 
 use super::control::{self, Answer};
 use super::daemon_process::{end_by_force, in_own_pid_namespace};
@@ -362,6 +363,16 @@ impl Mount {
     fn base_path(&self) -> &Path {
         self.point.parent().expect("the mount point has a parent")
     }
+
+    /// Removes what the daemon of root keeps of this mount elsewhere, where the temporary directory is lost with a restart of the machine.
+    fn remove_what_lasts(&self) {
+        let Ok(base) = self.base_path().canonicalize() else { return };
+        let instance = instance_name(&base.join("mount"));
+        if geteuid().is_root() && !self.bare {
+            // Mostly there is nothing.
+            let _ = fs::remove_dir_all(Path::new("/var/lib/tidefs").join(instance));
+        }
+    }
 }
 
 impl Drop for Mount {
@@ -370,6 +381,7 @@ impl Drop for Mount {
         for point in mounts_below(self.base_path()).iter().rev() {
             let _ = umount2(point.as_path(), MntFlags::MNT_DETACH);
         }
+        self.remove_what_lasts();
         let log = self.log();
         if !mounts_below(self.base_path()).is_empty() {
             // Removing the directory would remove what is mounted below it.

@@ -35,7 +35,8 @@ mod long_files;
 mod memory_groups;
 mod prefault;
 
-// The SSD tier.
+// The SSD tier, and the disks of slot files.
+mod slot_disks;
 mod ssd;
 mod ssd_clients;
 mod ssd_disks;

@@ -183,7 +183,8 @@ impl Instance {
     /// here; who waits for it finds that it is gone, and makes a new one.
     ///
     /// What a later start needs beside objects stays, and the folder with it: what a cluster agreed on at this host, disks that
-    /// were added, how often they were used, removals that are not on them yet. So does a log.
+    /// were added, how often they were used, where they and those of slot files are mounted, removals that are not on them yet. So
+    /// does a log.
     ///
     /// # Errors
     /// A file or the folder cannot be removed. That the folder holds more is not an error.

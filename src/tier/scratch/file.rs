@@ -44,7 +44,7 @@ impl ScratchFile {
     }
 
     fn disk(&self, source: io::Error) -> ScratchError {
-        disk_error(&self.space.homes[self.home].directory, source)
+        disk_error(self.space.homes[self.home].directory(), source)
     }
 
     /// The file itself, to read and to write inside what was [made room for](Self::grow_within).

@@ -36,7 +36,7 @@ const LOOK: Duration = Duration::from_millis(20);
 const NEW_BYTES: u64 = 1 << 20;
 
 /// The tier's file in a directory.
-pub(super) const FILE_NAME: &str = "tidefs.ssd";
+pub(crate) const FILE_NAME: &str = "tidefs.ssd";
 
 /// Why a directory or device is not used. Never stops the mount.
 #[derive(Clone, Debug, PartialEq, Eq)]

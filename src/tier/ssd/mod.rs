@@ -119,6 +119,7 @@ pub use self::change::ChangeError;
 pub use self::drain::Drained;
 pub use self::endurance::DayStatus;
 pub use self::format::{KEY_BYTES_MAX, META_BYTES_MAX, Uuid};
+pub(crate) use self::identity::FILE_NAME;
 pub use self::identity::Unusable;
 pub use self::load::Missed;
 pub use self::naming::{FoundRecord, Standing, Unnamed};

@@ -63,6 +63,7 @@ fn umount_discard_keeps_what_later_starts_need_beside_objects() {
     let instance = host.instance();
     let needed = [
         "coordinator.json",
+        "scratch-mounts.json",
         "ssd-changes.json",
         "ssd-days.json",
         "ssd-epochs.json",
