@@ -14,7 +14,10 @@ use tidefs_control_api::mounts::MountTable;
 use super::Failure;
 use super::mount_point::check_mount_point;
 use super::secrets::Secrets;
+use super::{scratch, ssd};
 use crate::config::{Cause, Effective, ExitStatus, Origin, Problem};
+use crate::tier::roots::Roots;
+use crate::tier::ssd::unmounted;
 
 /// Looks at files, disks and the mount point.
 ///
@@ -22,12 +25,15 @@ use crate::config::{Cause, Effective, ExitStatus, Origin, Problem};
 /// Everything that a start with `effective` would not be able to use, with the exit status of the first.
 pub(super) fn check(effective: &Effective, table: &MountTable, mount_dir: &Path) -> Result<(), Failure> {
     let mut failures: Vec<Failure> = Secrets::read(effective).err().into_iter().collect();
+    let roots = ssd::roots_of(effective);
     let disks = effective.config.ssd.dirs.paths().iter();
-    failures.extend(
-        disks
-            .filter_map(|place| problem_of_disk(effective, place))
-            .map(|problem| Failure::new(ExitStatus::Configuration, problem)),
-    );
+    let of_disks = disks.filter_map(|place| problem_of_disk(effective, &roots, place));
+    let of_slot_files = scratch::unmounted(effective).into_iter().map(|(directory, root)| {
+        let reason = away(&directory, &root);
+        contradiction(effective, "scratch.dir", reason, "mount it, or name another directory")
+    });
+    let problems = of_disks.chain(of_slot_files);
+    failures.extend(problems.map(|problem| Failure::new(ExitStatus::Configuration, problem)));
     // What is served there now may be the daemon that is to be started anew.
     if table.tidefs_at(mount_dir).is_none() {
         failures.extend(check_mount_point(mount_dir).err());
@@ -48,7 +54,17 @@ pub(super) fn contradiction(effective: &Effective, key: &str, reason: String, ne
     }
 }
 
-fn problem_of_disk(effective: &Effective, place: &Path) -> Option<Problem> {
+/// That the disk of a directory was mounted on `root`, and nothing is.
+fn away(directory: &Path, root: &Path) -> String {
+    format!("{}: nothing is mounted on {}, where its disk was", directory.display(), root.display())
+}
+
+fn problem_of_disk(effective: &Effective, roots: &Roots, place: &Path) -> Option<Problem> {
+    if let Some(root) = unmounted(roots, place) {
+        let next_step = "mount it, or take the directory out of ssd.dirs; one that is to be used without that disk \
+                         needs an empty file `tidefs.ssd`";
+        return Some(contradiction(effective, "ssd.dirs", away(place, &root), next_step));
+    }
     let wrong = |what: String, next_step| {
         contradiction(effective, "ssd.dirs", format!("{}: {what}", place.display()), next_step)
     };

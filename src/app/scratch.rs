@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::ssd;
 use crate::config::{Config, Effective};
-use crate::tier::roots::Roots;
+use crate::tier::roots::{Roots, is_unmounted};
 use crate::tier::scratch::{Home, Scratch};
 use crate::tier::ssd::FILE_NAME;
 
@@ -36,6 +36,18 @@ pub(super) fn scratch_of(effective: &Effective) -> Arc<Scratch> {
     roots.note(directories, &used);
     let is_on_disks = directories.iter().any(|directory| disk_of(config, directory).is_some());
     Scratch::in_homes(homes, !is_on_disks, config.scratch.capacity)
+}
+
+/// Directories of slot files, other than those on disks of the SSD tier, that lie below the mount point of a disk that is not
+/// mounted; each with that mount point.
+pub(super) fn unmounted(effective: &Effective) -> Vec<(PathBuf, PathBuf)> {
+    let roots = roots_of(effective);
+    let of = |directory: &PathBuf| {
+        let is_own = disk_of(&effective.config, directory).is_none();
+        let root = roots.root_of(directory).filter(|root| is_own && is_unmounted(directory, root))?;
+        Some((directory.clone(), root.to_owned()))
+    };
+    effective.config.scratch.dir.paths().iter().filter_map(of).collect()
 }
 
 fn roots_of(effective: &Effective) -> Roots {

@@ -34,9 +34,15 @@ const ROOTS: &str = "ssd-mounts.json";
 
 /// The state directory of the mount, or another where that is lost with a restart of the machine.
 pub(super) fn lasting_directory(effective: &Effective) -> &Path {
-    let state = &effective.state.directory;
-    let is_lost = statfs(state).is_ok_and(|stat| stat.filesystem_type() == TMPFS_MAGIC);
-    if is_lost { &effective.lasting } else { state }
+    lasting_of(&effective.state.directory, &effective.lasting)
+}
+
+/// `state`, or `lasting` where that is on a tmpfs.
+fn lasting_of<'a>(state: &'a Path, lasting: &'a Path) -> &'a Path {
+    // Before the first start after one it is not made yet.
+    let facts = state.ancestors().find_map(|there| statfs(there).ok());
+    let is_lost = facts.is_some_and(|stat| stat.filesystem_type() == TMPFS_MAGIC);
+    if is_lost { lasting } else { state }
 }
 
 /// Where directories of the tier were mounted at earlier starts.
@@ -169,5 +175,22 @@ impl AddDisk for Disks {
             Some(tier) => tier.add(place, capacity),
             None => self.add_first(place, capacity),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::mount::MsFlags;
+
+    use super::*;
+    use crate::tier::small_disk::SmallDisk;
+
+    #[test]
+    fn a_state_directory_that_is_to_be_made_is_lost_with_a_restart_where_what_is_above_it_is() {
+        let (disk, lasting) = (SmallDisk::new("1m", MsFlags::empty()), Path::new("/var/lib/tidefs/mount"));
+        let on_tmpfs = disk.path().join("to be/made");
+        assert_eq!(lasting_of(&on_tmpfs, lasting), lasting);
+        let elsewhere = Path::new("/proc/to be/made");
+        assert_eq!(lasting_of(elsewhere, lasting), elsewhere);
     }
 }

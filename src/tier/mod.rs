@@ -9,7 +9,7 @@ pub mod ssd;
 
 #[cfg(test)]
 #[path = "../../tests/common/small_disk.rs"]
-mod small_disk;
+pub(crate) mod small_disk;
 
 /// Largest version, order or id that anything on disk or in an attribute may have. Nobody counts so far, and what is new counts
 /// on from what is there: from the last number on it would come before all of it.

@@ -5,11 +5,13 @@
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use nix::mount::{MntFlags, MsFlags, mount as mount_disk, umount2};
 
-use super::common::Mount;
 use super::common::small_disk::SmallDisk;
+use super::common::wait::HANG;
+use super::common::{Mount, program};
 
 fn make_slot_file(mount: &Mount, name: &str) -> io::Result<()> {
     let path = mount.namespace("slots").join(name);
@@ -37,12 +39,25 @@ fn warnings(mount: &Mount) -> String {
     mount.control_get("/v1/status").json()["warnings"].to_string()
 }
 
+/// What `--check-config` finds wrong with an option.
+fn check(mount: &Mount, option: &str) -> String {
+    let state = format!("runtime.state_dir={}", mount.state_dir().display());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidefsd"));
+    command.arg(mount.path()).args(["-o", state.as_str(), "-o", option, "--check-config"]);
+    program::run(&mut command, HANG).errors
+}
+
 /// The mount point of a disk as the daemon knows it, without links.
 fn root_of(disk: &SmallDisk) -> PathBuf {
     fs::canonicalize(disk.path()).expect("a directory")
 }
 
-/// What is said of a disk that is away.
+/// What is said now of a disk that is away.
+fn away(root: &Path) -> String {
+    format!("nothing is mounted on {}", root.display())
+}
+
+/// What is said of it later.
 fn was_away(root: &Path) -> String {
     format!("nothing was mounted on {}", root.display())
 }
@@ -54,11 +69,13 @@ fn slot_files_are_not_made_below_a_mount_point_whose_disk_is_not_there_and_are_w
     let option = format!("scratch.dir={}", root.join("below/slots").display());
     let mut mount = Mount::start(&["scratch_min=4MiB", option.as_str()]);
     make_slot_file(&mount, "first").expect("a slot file");
-    assert_eq!(entries(&root), 1);
+    assert_eq!((entries(&root), check(&mount, &option)), (1, String::new()));
     restart_without(&mut mount, &root);
     assert!(mount.log().contains("no slot file is made in a directory"), "{}", mount.log());
     assert!(is_refused(&mount, "second") && entries(&root) == 0);
     assert!(warnings(&mount).contains(&was_away(&root)), "{}", warnings(&mount));
+    let found = check(&mount, &option);
+    assert!(found.contains(&away(&root)) && found.contains("scratch.dir"), "{found}");
     // Nobody has to start the daemon anew.
     mount_disk(Some("back"), &root, Some("tmpfs"), MsFlags::empty(), Some("size=64m")).expect("mount");
     make_slot_file(&mount, "third").expect("a slot file");
@@ -77,6 +94,8 @@ fn slot_files_on_a_disk_of_the_tier_are_made_where_the_tier_may_be() {
     assert!(is_refused(&mount, "second") && entries(&root) == 0);
     let of_slot_files = format!("scratch in `{}/", root.display());
     assert!(warnings(&mount).contains(&of_slot_files), "{}", warnings(&mount));
+    let found = check(&mount, &dirs);
+    assert_eq!(found.matches(&away(&root)).count(), 1, "{found}");
     // As one has the tier lie there.
     fs::write(root.join("tidefs.ssd"), "").expect("write");
     make_slot_file(&mount, "third").expect("a slot file");

@@ -108,7 +108,7 @@ impl From<&io::Error> for Unusable {
 
 /// Where the disk of a directory was mounted at an earlier start, when nothing is mounted there now. A directory with the tier's file
 /// is used as it is: who wants the tier there makes an empty one.
-pub(super) fn unmounted(roots: &Roots, place: &Path) -> Option<PathBuf> {
+pub(crate) fn unmounted(roots: &Roots, place: &Path) -> Option<PathBuf> {
     let root = roots.root_of(place)?;
     let has_file = place.join(FILE_NAME).try_exists().unwrap_or(true);
     let is_away = !has_file && place.is_dir() && is_unmounted(place, root);
