@@ -6,10 +6,12 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
+use hashbrown::HashMap;
 use tidefs_engine::types::{ByteCount, Version};
 
 use super::format::ZONES_START;
 use super::identity::Unusable;
+use super::late::Asked;
 use super::memory::{Buffer, Memory};
 use super::testing::*;
 use super::*;
@@ -188,6 +190,83 @@ fn a_disk_that_begins_to_hang_while_the_index_is_built_is_asked_for_one_zone_and
     drop(tier);
     let (found, summary) = recover(&tier_on(&[disk], &config));
     assert_eq!((found.len(), summary.lost_zones), (60, 0));
+}
+
+/// Each would be asked for its first zone for as long as a disk may be.
+#[test]
+fn disks_that_hang_together_while_the_index_is_built_are_waited_for_together_and_found_whole_later() {
+    let disks = [(); 4].map(|()| MemoryDisk::new());
+    let (tier, _) = running(&disks[..3], &config(3, 40));
+    // Three fill a zone.
+    assert!((0..60_u8).all(|number| store(&tier, &[number], 1, 15 * 4096) == Stored::Yes));
+    drop(tier);
+    // The last one is new, and has none.
+    let config = config(4, 40);
+    let late = SsdConfig { limit: Duration::from_millis(20), ..config.clone() };
+    let tier = tier_on(&disks, &late);
+    disks.iter().for_each(|disk| disk.hangs.store(true, Ordering::Relaxed));
+    let Indexed { summary, .. } = tier.index(&|_| false);
+    assert!(summary.lost_zones >= 20 && tier.records() == 0, "{summary:?}");
+    let mut asked: Vec<usize> = disks.iter().map(|disk| disk.held.lock().len()).collect();
+    assert_eq!(asked.pop(), Some(0), "it is waited for though nothing is to be read there");
+    asked.sort_unstable();
+    assert_eq!(asked[..2], [1, 1], "it is seen by one block of each that it hangs as the first one does");
+    disks.iter().for_each(|disk| disk.let_go());
+    drop(tier);
+    let (found, summary) = recover(&tier_on(&disks, &config));
+    assert_eq!((found.len(), summary.lost_zones), (60, 0));
+}
+
+#[test]
+fn a_disk_that_is_sound_is_read_as_a_whole_beside_one_that_hangs_while_the_index_is_built() {
+    let (disks, config) = ([(); 3].map(|()| MemoryDisk::new()), config(3, 40));
+    let (tier, _) = running(&disks, &config);
+    let keys: Vec<Vec<u8>> = (0..60_u8).map(|number| vec![number]).collect();
+    assert!(keys.iter().all(|key| store(&tier, key, 1, 15 * 4096) == Stored::Yes));
+    let is_on_first = |key: &Vec<u8>| tier.shared.disks_of(tier.shared.hash(key)).contains(&0);
+    let (first, others): (Vec<Vec<u8>>, Vec<Vec<u8>>) = keys.into_iter().partition(is_on_first);
+    assert!(!first.is_empty() && !others.is_empty(), "{} and {}", first.len(), others.len());
+    drop(tier);
+    let tier = tier_on(&disks, &SsdConfig { limit: Duration::from_millis(20), ..config });
+    disks[0].hangs.store(true, Ordering::Relaxed);
+    let found: Vec<Vec<u8>> = recover(&tier).0.into_iter().map(|(key, ..)| key).collect();
+    assert_eq!(found, others);
+}
+
+/// As behind a controller that is reset meanwhile.
+#[test]
+fn disks_that_answer_while_they_are_waited_for_together_are_asked_for_their_zones_again() {
+    let disks = [(); 3].map(|()| MemoryDisk::new());
+    let tier = tier_on(&disks, &config(3, 8));
+    let mut asked: HashMap<u8, Asked> = (0..3).map(|number| (number, Asked::new(LIMIT))).collect();
+    // All that the last one holds was read.
+    for (number, zones_left) in [(0, 1), (1, 7)] {
+        asked.get_mut(&number).unwrap().zones_left = zones_left;
+    }
+    let reads_before = disks[2].reads.load(Ordering::Relaxed);
+    disks.iter().for_each(|disk| disk.hangs.store(true, Ordering::Relaxed));
+    std::thread::scope(|scope| {
+        let looking = scope.spawn(|| tier.shared.look_at_others(&mut asked, 3 * LIMIT));
+        let are_asked = || disks[..2].iter().all(|disk| !disk.held.lock().is_empty());
+        while !are_asked() && !looking.is_finished() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        disks.iter().for_each(|disk| disk.let_go());
+    });
+    assert!(asked.values().all(Asked::answers), "{asked:?}");
+    assert_eq!(disks[2].reads.load(Ordering::Relaxed), reads_before, "nothing is to be read there");
+}
+
+/// At the default deadline.
+#[test]
+fn disks_that_hang_together_are_waited_for_until_a_controller_is_reset_and_for_no_minute_in_silence() {
+    let config = SsdConfig { limit: Duration::from_secs(5), ..config(1, 8) };
+    let tier = tier_on(&[MemoryDisk::new()], &config);
+    let shared = &tier.shared;
+    // When its time is over the first one is asked once more for its zone, and for its superblock.
+    let first = shared.patience() + 2 * config.limit;
+    assert!(first + shared.patience_together() >= Duration::from_secs(80));
+    assert!(shared.patience_together() < Duration::from_secs(60));
 }
 
 /// A start on disks that hang, until all of them are asked.

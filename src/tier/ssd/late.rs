@@ -10,11 +10,13 @@
 //!   all that an earlier life gave out, whether they were read or not.
 //!
 //! Limits: a start asks a disk again for as long as `PATIENCE` requests may take, at most [`START_LIMIT`]. One that does not even
-//! read its superblock in time then [hangs](Asked::hangs), and is asked for other zones when it has answered that. One that answers,
-//! but gives none of `LATE_MAX` zones in `LATE_LIMIT`, is asked for none any more. When all disks together were waited for in vain for
-//! `LATE_LIMIT_IN_ALL`, a disk is asked once for each zone, and for none any more from the first on with which it is late: several that
-//! are slow cost a start as long as one, and a request of each. What was left out is not read later: which of two records was stored
-//! last is known by the order in which zones are read ([`super::orders`]).
+//! read its superblock in time then [hangs](Asked::hangs), and is asked for other zones when it has answered that. When one
+//! hangs, all others that have zones to be read are asked for theirs at once, and have half as long again for it, at most
+//! [`BATCH_LIMIT`], which counts as time for which they are asked again: those that hang together cost a start two waits. One that
+//! answers, but gives none of `LATE_MAX` zones in `LATE_LIMIT`, is asked for none any more. When all disks together were waited for
+//! in vain for `LATE_LIMIT_IN_ALL`, a disk is asked once for each zone, and for none any more from the first on with which it is
+//! late: several that are slow cost a start as long as one, and a request of each. What was left out is not read later: which of two
+//! records was stored last is known by the order in which zones are read ([`super::orders`]).
 //! Threads: the one that builds the index.
 
 use std::io;
@@ -33,6 +35,7 @@ use super::load::says_that_it_is_damaged;
 use super::memory::{Buffer, Piece};
 use super::naming::Standing;
 use super::recover::Known;
+use super::stations::BATCH_LIMIT;
 use super::zone::Zone;
 
 /// For as many requests a start goes on to ask one disk.
@@ -51,6 +54,8 @@ pub(super) const LATE_LIMIT_IN_ALL: Duration = Duration::from_secs(START_LIMIT.a
 pub(super) struct Asked {
     /// For how long it is asked again.
     pub(super) patience: Duration,
+    /// Its zones that are to be read yet.
+    pub(super) zones_left: u32,
     /// Zones that it did not give since it last gave one, and how long it was waited for them.
     late_zones: u32,
     late: Duration,
@@ -61,7 +66,7 @@ pub(super) struct Asked {
 
 impl Asked {
     pub(super) fn new(patience: Duration) -> Self {
-        Self { patience, late_zones: 0, late: Duration::ZERO, probe: None, answered_at: None }
+        Self { patience, zones_left: 0, late_zones: 0, late: Duration::ZERO, probe: None, answered_at: None }
     }
 
     /// Whether it is not worth being asked for a zone: it has not answered since it was late, or was late for too long.
@@ -98,23 +103,41 @@ impl Asked {
         let has_answered = self.answered_at.is_some_and(|at| at.elapsed() < limit);
         if may_wait && !has_answered && !self.hangs(late_in_all) {
             let started = Instant::now();
-            let block = Piece::of_buffer(&Arc::new(Buffer::zeroed(BLOCK)));
-            let probe = device.disk.submit(vec![Request::read(0, block)]);
-            let outcome = probe.wait(self.patience.max(limit));
+            self.probe = left_after(begin_probe(device), self.patience.max(limit));
+            self.answered_at = self.probe.is_none().then(Instant::now);
             self.patience = self.patience.saturating_sub(started.elapsed());
-            let is_late = outcome.is_err_and(|error| error.kind() == io::ErrorKind::TimedOut);
-            self.answered_at = (!is_late).then(Instant::now);
-            self.probe = is_late.then_some(probe);
         }
         let hangs = self.hangs(late_in_all);
         if hangs {
-            tracing::error!(
-                device = device.name,
-                "a disk of the SSD tier does not answer: what of it was not read yet is left to the next start"
-            );
+            tell_that_it_hangs(device);
         }
         hangs
     }
+
+    /// Whether it ended each read of its superblock that it was asked for.
+    pub(super) fn answers(&self) -> bool {
+        self.probe.as_ref().is_none_or(Ticket::is_over)
+    }
+}
+
+/// Begins to read a superblock, which says nothing but whether the disk answers.
+fn begin_probe(device: &Device) -> Ticket {
+    let block = Piece::of_buffer(&Arc::new(Buffer::zeroed(BLOCK)));
+    device.disk.submit(vec![Request::read(0, block)])
+}
+
+/// Waits for a read of a superblock, which is returned when it goes on after that.
+fn left_after(probe: Ticket, limit: Duration) -> Option<Ticket> {
+    let outcome = probe.wait(limit);
+    let is_late = outcome.is_err_and(|error| error.kind() == io::ErrorKind::TimedOut);
+    is_late.then_some(probe)
+}
+
+fn tell_that_it_hangs(device: &Device) {
+    tracing::error!(
+        device = device.name,
+        "a disk of the SSD tier does not answer: what of it was not read yet is left to the next start"
+    );
 }
 
 /// A zone that was not read.
@@ -130,6 +153,37 @@ impl Shared {
     /// How long a disk is asked again in all, by a start or by who empties it.
     pub(super) fn patience(&self) -> Duration {
         self.limit.saturating_mul(PATIENCE).min(START_LIMIT)
+    }
+
+    /// How long a start that has waited for a disk which hangs waits for all others together that do. A controller that its driver
+    /// resets after 80 s is back within both, at the default deadline; nothing is logged meanwhile, as [`BATCH_LIMIT`] allows for.
+    pub(super) fn patience_together(&self) -> Duration {
+        self.limit.saturating_mul(PATIENCE * 3 / 2).min(BATCH_LIMIT)
+    }
+
+    /// A disk hangs. Looks at once which of the others do, too, for `limit` in all: each would be waited for when its next zone is to
+    /// be read. Those that answer in time are asked for their zones.
+    pub(super) fn look_at_others(&self, asked: &mut HashMap<u8, Asked>, limit: Duration) {
+        let others = asked.iter_mut().filter(|(_, other)| other.zones_left > 0 && other.answers());
+        let begun: Vec<(Arc<Device>, Ticket, &mut Asked)> = others
+            .filter_map(|(number, other)| {
+                let device = self.devices.get(*number)?;
+                let probe = begin_probe(&device);
+                Some((device, probe, other))
+            })
+            .collect();
+        let started = Instant::now();
+        for (device, probe, other) in begun {
+            // One that is sound has answered while others are waited for.
+            let was_late = !probe.is_over();
+            other.probe = left_after(probe, limit.saturating_sub(started.elapsed()));
+            if was_late {
+                other.patience = other.patience.saturating_sub(started.elapsed());
+            }
+            if !other.answers() {
+                tell_that_it_hangs(&device);
+            }
+        }
     }
 
     /// What is in a zone. As long as there is `patience` it is asked again when its disk did not say.

@@ -177,6 +177,10 @@ impl Shared {
     pub(super) fn build_index(&self, is_early: &dyn Fn(&[u8]) -> bool) -> Indexed {
         let mut known = self.known_zones();
         let mut gathered = Gathered::new(is_early);
+        for zone in &known {
+            let asked = gathered.asked.entry(zone.device).or_insert_with(|| Asked::new(self.patience()));
+            asked.zones_left += 1;
+        }
         known.retain_mut(|zone| self.gather(zone, &mut gathered));
         let Gathered { mut summary, late, lost, mut early, removed, mut replaced, crossed, .. } = gathered;
         let (last_order, last_version) = (gathered.last_order, gathered.last_version);
@@ -211,7 +215,8 @@ impl Shared {
     fn gather(&self, known: &mut Known, gathered: &mut Gathered<'_>) -> bool {
         gathered.last_order = gathered.last_order.max(known.sequence);
         let Some(device) = self.devices.get(known.device) else { return false };
-        let asked = gathered.asked.entry(known.device).or_insert_with(|| Asked::new(self.patience()));
+        let Some(asked) = gathered.asked.get_mut(&known.device) else { return false };
+        asked.zones_left -= 1;
         if asked.hangs(gathered.late_in_all) {
             gathered.note_unread(device, known);
             return false;
@@ -240,7 +245,13 @@ impl Shared {
                 }
                 let may_wait = was_asked || has_time;
                 if is_late && asked.note_late(&device, may_wait, self.limit, gathered.late_in_all) {
+                    let answers = asked.answers();
                     gathered.note_unread(device, known);
+                    if !answers {
+                        let started = Instant::now();
+                        self.look_at_others(&mut gathered.asked, self.patience_together());
+                        gathered.late_in_all += started.elapsed();
+                    }
                 } else {
                     self.gather_lost(device, known, &error, gathered);
                 }

@@ -31,7 +31,7 @@ use super::zone::{FooterPlace, Zone, ZoneState, zone_offset};
 const ZONES_AT_ONCE: u32 = 256;
 /// How long they have. A disk whose driver resets it pauses for the driver's timeout, of 30 s mostly, and for the reset; who
 /// mounts waits for a minute until something is logged.
-const BATCH_LIMIT: Duration = Duration::from_secs(START_LIMIT.as_secs() * 3 / 2);
+pub(super) const BATCH_LIMIT: Duration = Duration::from_secs(START_LIMIT.as_secs() * 3 / 2);
 /// How often a header is read that the disk does not give for another reason than damage, and the pause between.
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(50);
