@@ -13,7 +13,7 @@ use nix::time::ClockId;
 use parking_lot::{Mutex, RwLock};
 use tidefs_engine::engine::{Answer, Engine};
 use tidefs_engine::link::Channel;
-use tidefs_engine::types::{Incarnation, MemberId, PeerId};
+use tidefs_engine::types::{BoxFuture, Incarnation, MemberId, PeerId};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -264,6 +264,8 @@ impl Core {
             return;
         }
         while tasks.try_join_next().is_some() {}
+        // Behind one type: what the runtime does with a task would be compiled once for each that there is.
+        let task: BoxFuture<'static, ()> = Box::pin(task);
         tasks.spawn_on(task, &self.runtime);
     }
 
