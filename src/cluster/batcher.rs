@@ -263,21 +263,30 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
     }
 
+    /// A batcher that runs, its messages as they leave, and a gate of which each takes a permit before it is answered, with the
+    /// double of each item.
+    type Gated = (Arc<Batcher<usize, usize>>, Arc<Mutex<Vec<Vec<usize>>>>, Arc<Semaphore>);
+
+    fn gated(limit: usize) -> Gated {
+        let batcher = Batcher::<usize, usize>::new(limit);
+        let messages = Arc::new(Mutex::new(Vec::new()));
+        let gate = Arc::new(Semaphore::new(0));
+        let (seen, opens) = (Arc::clone(&messages), Arc::clone(&gate));
+        tokio::spawn(Arc::clone(&batcher).run(Box::new(move |items| {
+            seen.lock().push(items.clone());
+            let opens = Arc::clone(&opens);
+            Box::pin(async move {
+                opens.acquire().await.unwrap().forget();
+                Some(items.iter().map(|item| item * 2).collect())
+            })
+        })));
+        (batcher, messages, gate)
+    }
+
     #[test]
     fn what_comes_while_messages_are_under_way_shares_the_next_one() {
         runtime().block_on(async {
-            let batcher = Batcher::<usize, usize>::new(10_000);
-            let messages = Arc::new(Mutex::new(Vec::new()));
-            let gate = Arc::new(Semaphore::new(0));
-            let (seen, opens) = (Arc::clone(&messages), Arc::clone(&gate));
-            tokio::spawn(Arc::clone(&batcher).run(Box::new(move |items| {
-                seen.lock().push(items.clone());
-                let opens = Arc::clone(&opens);
-                Box::pin(async move {
-                    let _permit = opens.acquire().await;
-                    Some(items.iter().map(|item| item * 2).collect())
-                })
-            })));
+            let (batcher, messages, gate) = gated(10_000);
             let mut answers = Vec::new();
             for item in 0..UNDER_WAY {
                 answers.push(batcher.push(item, Haste::Now).unwrap());
@@ -327,18 +336,7 @@ mod tests {
     #[test]
     fn what_is_pushed_together_shares_messages_and_ends_with_the_last_of_them() {
         runtime().block_on(async {
-            let batcher = Batcher::<usize, usize>::new(10);
-            let messages = Arc::new(Mutex::new(Vec::new()));
-            let gate = Arc::new(Semaphore::new(0));
-            let (seen, opens) = (Arc::clone(&messages), Arc::clone(&gate));
-            tokio::spawn(Arc::clone(&batcher).run(Box::new(move |items| {
-                seen.lock().push(items.clone());
-                let opens = Arc::clone(&opens);
-                Box::pin(async move {
-                    opens.acquire().await.unwrap().forget();
-                    Some(items)
-                })
-            })));
+            let (batcher, messages, gate) = gated(10);
             let (ends, rest) = batcher.push_all(vec![1, 2, MESSAGE_BYTES], Haste::Now);
             let mut ends = ends.unwrap();
             assert!(rest.is_empty());

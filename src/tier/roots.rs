@@ -78,10 +78,11 @@ impl Roots {
                 );
             }
             let is_never_away = root.parent().is_none() || kept_on.as_ref() == Some(&root);
-            match is_never_away {
-                true => known.remove(&name),
-                false => known.insert(name, root),
-            };
+            if is_never_away {
+                known.remove(&name);
+            } else {
+                known.insert(name, root);
+            }
         }
         if known == self.known {
             return;
