@@ -26,6 +26,14 @@ pub(crate) const SIZES: [usize; 14] = [
     16 * MIB + 1,
 ];
 
+/// [`SIZES`], without those above `TIDEFS_TEST_LARGEST` bytes where that is set: for machines that are emulated.
+pub(crate) fn sizes() -> impl Iterator<Item = usize> {
+    let largest = std::env::var("TIDEFS_TEST_LARGEST").map_or(usize::MAX, |bytes| {
+        bytes.parse().unwrap_or_else(|_| panic!("TIDEFS_TEST_LARGEST={bytes} is no number of bytes"))
+    });
+    SIZES.into_iter().filter(move |length| *length <= largest)
+}
+
 /// A mount in this mode with a namespace `kv`, and the path of that namespace.
 pub(crate) fn kv(mode: Mode) -> (Mount, PathBuf) {
     kv_with(mode, &[])

@@ -18,7 +18,7 @@ use crate::common::Mode;
 use crate::common::modes::in_all_modes;
 use crate::common::pattern::{self, assert_same};
 use crate::common::sys::{Aligned, Mapping};
-use crate::fixture::{MIB, SIZES, kv, offset, publish, signed};
+use crate::fixture::{MIB, kv, offset, publish, signed, sizes};
 
 in_all_modes!(
     one_read,
@@ -46,7 +46,7 @@ in_all_modes!(
 /// Publishes an object of each size and hands it to `read`, whose result must be its bytes.
 fn at_every_size(mode: Mode, read: impl Fn(&Path, usize) -> Vec<u8>) {
     let (_mount, kv) = kv(mode);
-    for length in SIZES {
+    for length in sizes() {
         let path = kv.join(format!("k{length}"));
         let bytes = pattern::bytes(offset(length) + 7, length);
         publish(&path, &bytes);

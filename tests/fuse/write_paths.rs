@@ -20,7 +20,7 @@ use crate::common::modes::in_all_modes;
 use crate::common::pattern::{self, assert_same};
 use crate::common::sys::{Aligned, Mapping};
 use crate::common::{Mode, Peer};
-use crate::fixture::{MIB, SIZES, kv, offset, signed};
+use crate::fixture::{MIB, kv, offset, signed, sizes};
 
 in_all_modes!(
     one_write,
@@ -51,7 +51,7 @@ in_all_modes!(
 fn at_every_size(mode: Mode, write: impl Fn(&Path, &[u8])) {
     let (_mount, kv) = kv(mode);
     let mut other = Peer::spawn();
-    for length in SIZES {
+    for length in sizes() {
         let path = kv.join(format!("k{length}"));
         let bytes = pattern::bytes(offset(length) + 1, length);
         write(&path, &bytes);
