@@ -10,17 +10,21 @@ use tidefs::cluster::coordinator::{
     Asked, Coordinator, Made, NamespaceChange, Namespaces, Reachability, Start,
 };
 use tidefs::cluster::{self, ClusterId, LinkState, View};
+use tidefs::datapath::Error;
 use tidefs_engine::types::MemberId;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 use super::member::Member;
 use crate::common::wait;
 
-/// A coordinator that loses its answer to each removal, which is asked for once more as soon as that is let.
+/// A coordinator that loses its answer to each removal, which is asked for once more as soon as that is let, and that tells of
+/// namespaces when it is let.
 #[derive(Debug)]
 struct Lossy {
     inner: Embedded,
     asks_again: watch::Receiver<bool>,
+    told: watch::Receiver<Namespaces>,
 }
 
 impl Coordinator for Lossy {
@@ -41,7 +45,7 @@ impl Coordinator for Lossy {
     }
 
     fn namespaces(&self) -> watch::Receiver<Namespaces> {
-        self.inner.namespaces()
+        self.told.clone()
     }
 
     fn change_namespace(&self, name: &str, change: NamespaceChange, deadline: Instant) -> Asked<'_, u64> {
@@ -67,6 +71,73 @@ impl Coordinator for Lossy {
     }
 }
 
+/// Two hosts, of which the first one's coordinator is [`Lossy`].
+struct Hosts {
+    coordinator: Embedded,
+    removes: Member,
+    makes: Member,
+    may_ask: watch::Sender<bool>,
+    tells: watch::Sender<Namespaces>,
+}
+
+impl Hosts {
+    fn start() -> Self {
+        let coordinator = Embedded::new(ClusterId(7));
+        let ((may_ask, asks_again), (tells, told)) =
+            (watch::channel(false), watch::channel(Namespaces::default()));
+        let lossy = Arc::new(Lossy { inner: coordinator.another(), asks_again, told });
+        let removes = Member::start(1, coordinator.another(), lossy, |_| ());
+        let makes = Member::start(2, coordinator.another(), Arc::new(coordinator.another()), |_| ());
+        for member in [&removes, &makes] {
+            member.sees(1, |link| matches!(link, LinkState::Up));
+            member.has_announced();
+        }
+        Self { coordinator, removes, makes, may_ask, tells }
+    }
+
+    /// The second host makes the namespace.
+    fn make(&mut self) -> JoinHandle<()> {
+        let making = self.makes.begin_to_make_namespace("kv");
+        self.agreed(true);
+        making
+    }
+
+    /// Waits until there is a record of it, or none.
+    fn agreed(&self, is_there: bool) {
+        let has_record = || self.coordinator.namespaces().borrow().records.contains_key("kv");
+        assert!(wait::until(wait::HANG, || has_record() == is_there));
+    }
+
+    /// The first host hears of what there is by now.
+    fn tell(&self) {
+        self.tells.send_replace(self.coordinator.namespaces().borrow().clone());
+    }
+
+    /// The second host makes it, and the first one begins to remove it, for all.
+    fn begin(&mut self) -> JoinHandle<Result<(), Error>> {
+        let making = self.make();
+        self.tell();
+        self.makes.ended(making);
+        assert!(has(&mut self.removes, true), "it is of all members");
+        let removal = self.removes.remove_namespace("kv");
+        self.agreed(false);
+        assert!(has(&mut self.makes, false), "what was agreed on about it ended");
+        removal
+    }
+
+    /// The first host asks for the removal once more, and hears of all.
+    fn end(&mut self, removal: JoinHandle<Result<(), Error>>, making: JoinHandle<()>) -> Result<(), Error> {
+        self.may_ask.send_replace(true);
+        self.tell();
+        self.makes.ended(making);
+        let removed = self.removes.ended(removal);
+        assert!(has(&mut self.removes, true) && has(&mut self.makes, true), "it was made since");
+        assert_eq!(self.removes.told().1, 0);
+        self.agreed(true);
+        removed
+    }
+}
+
 /// Whether that host has it, or has not, in the end.
 fn has(member: &mut Member, is_there: bool) -> bool {
     wait::until(wait::HANG, || (member.logic.resolve(0, "kv") != Err(Errno::ENOENT)) == is_there)
@@ -74,23 +145,18 @@ fn has(member: &mut Member, is_there: bool) -> bool {
 
 #[test]
 fn a_namespace_that_another_host_makes_anew_is_not_taken_by_an_rmdir_of_which_the_answer_is_lost() {
-    let coordinator = Embedded::new(ClusterId(7));
-    let (may_ask, asks_again) = watch::channel(false);
-    let lossy = Arc::new(Lossy { inner: coordinator.another(), asks_again });
-    let mut removes = Member::start(1, coordinator.another(), lossy, |_| ());
-    let mut makes = Member::start(2, coordinator.another(), Arc::new(coordinator.another()), |_| ());
-    for member in [&removes, &makes] {
-        member.sees(1, |link| matches!(link, LinkState::Up));
-        member.has_announced();
-    }
-    removes.make_namespace("kv");
-    assert!(has(&mut makes, true), "it is of all members");
-    let removal = removes.remove_namespace("kv");
-    assert!(has(&mut removes, false) && has(&mut makes, false), "what was agreed on about it ended");
-    makes.make_namespace("kv");
-    may_ask.send_replace(true);
-    removes.has_removed(removal);
-    assert!(has(&mut removes, true) && has(&mut makes, true), "it was made since");
-    assert_eq!(removes.told().1, 0);
-    assert!(coordinator.namespaces().borrow().records.contains_key("kv"));
+    let mut hosts = Hosts::start();
+    let removal = hosts.begin();
+    hosts.tell();
+    assert!(has(&mut hosts.removes, false), "what was agreed on about it ended here, too");
+    let making = hosts.make();
+    hosts.end(removal, making).expect("what was there is removed");
+}
+
+#[test]
+fn an_rmdir_says_not_empty_where_its_host_hears_of_the_end_and_of_what_was_made_anew_at_once() {
+    let mut hosts = Hosts::start();
+    let removal = hosts.begin();
+    let making = hosts.make();
+    assert!(matches!(hosts.end(removal, making), Err(Error::NotEmpty)));
 }

@@ -143,8 +143,16 @@ impl Member {
 
     /// Makes a namespace, as mkdir does.
     pub(super) fn make_namespace(&mut self, name: &str) {
+        let making = self.begin_to_make_namespace(name);
+        self.ended(making);
+    }
+
+    /// Makes a namespace here, and begins to have the others agree on it.
+    pub(super) fn begin_to_make_namespace(&mut self, name: &str) -> JoinHandle<()> {
         self.logic.mkdir(0, name).expect("a namespace");
-        self.tell(self.datapath().news_of(Ino::ROOT, name.as_bytes()));
+        let (datapath, news) =
+            (Arc::clone(self.datapath()), self.datapath().news_of(Ino::ROOT, name.as_bytes()));
+        self.runtime.spawn(async move { datapath.tell(news).await })
     }
 
     /// Begins to remove a namespace, as rmdir does.
@@ -154,9 +162,9 @@ impl Member {
         self.runtime.spawn(removal)
     }
 
-    /// Waits until that is done.
-    pub(super) fn has_removed(&self, removal: JoinHandle<Result<(), Error>>) {
-        self.runtime.block_on(removal).expect("a task").expect("it was removed");
+    /// Waits for what was begun, and says how it ended.
+    pub(super) fn ended<T>(&self, begun: JoinHandle<T>) -> T {
+        self.runtime.block_on(begun).expect("a task")
     }
 
     /// Another member replaced, or removed, what stands there.
