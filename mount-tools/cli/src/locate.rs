@@ -22,6 +22,9 @@ use crate::args::{Common, Select, Spelling};
 use crate::client::Client;
 use crate::error::{CliError, Exit};
 
+/// What means more than itself in a pattern; behind a backslash it does not.
+const PATTERN_LETTERS: &str = "*?[]{}\\";
+
 /// The state directory that `common` names, or the default one.
 fn state_dir(common: &Common) -> Result<StateDir, CliError> {
     match common.state_dir() {
@@ -238,8 +241,9 @@ impl Locator {
         }
         let typed = Path::new(pattern);
         // Up to the first name that is more than letters.
-        let is_literal =
-            |part: &Component<'_>| !part.as_os_str().as_bytes().iter().any(|byte| b"*?[]{}\\".contains(byte));
+        let is_literal = |part: &Component<'_>| {
+            !part.as_os_str().as_bytes().iter().any(|byte| PATTERN_LETTERS.as_bytes().contains(byte))
+        };
         let literal: PathBuf = typed.components().take_while(is_literal).collect();
         let resolved = resolve(&self.table, &literal)?;
         let mount = match &self.mount {
@@ -256,8 +260,9 @@ impl Locator {
                 .next_step("write it as keys are, for example 'llama/**', or below a mount that `findmnt -t fuse.tidefs` lists"));
         };
         let rest = typed.strip_prefix(&literal).expect("a path starts with its first names");
-        let keys = below.join(rest);
-        match keys.to_str() {
+        // What links led to is a name and no pattern, whatever is in it.
+        let keys = below.to_str().map(|below| Path::new(&escaped(below)).join(rest));
+        match keys.as_deref().and_then(Path::to_str) {
             Some(keys) if !keys.is_empty() => Ok((self.living(dir)?, keys.to_owned())),
             _ => Err(CliError::new(
                 Exit::Usage,
@@ -337,6 +342,18 @@ impl Locator {
         let mount = self.table.tidefs().find(|mount| self.state.instance(&mount.mount_point) == *instance);
         mount.map_or_else(|| instance.name(), |mount| mount.mount_point.display().to_string())
     }
+}
+
+/// The pattern that fits `name` and nothing else.
+fn escaped(name: &str) -> String {
+    let mut pattern = String::with_capacity(name.len());
+    for letter in name.chars() {
+        if PATTERN_LETTERS.contains(letter) {
+            pattern.push('\\');
+        }
+        pattern.push(letter);
+    }
+    pattern
 }
 
 /// A relative path as a key of its own, by its letters.

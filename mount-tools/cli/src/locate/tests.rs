@@ -108,6 +108,15 @@ fn an_absolute_pattern_loses_its_mount_point() {
 }
 
 #[test]
+fn where_a_link_leads_is_no_pattern_whatever_its_name_is() {
+    let host = Host::new(&["a"]);
+    std::os::unix::fs::symlink(r"a/run[1]/{x,y}\*?", host.root().join("link")).unwrap();
+    let pattern = format!("{}/link/[0-9]/**", host.root().display());
+    let found = host.locator(None).instance_of_pattern(&pattern).unwrap();
+    assert_eq!(found, (host.instance("a"), r"run\[1\]/\{x,y\}\\\*\?/[0-9]/**".to_owned()));
+}
+
+#[test]
 fn a_key_is_named_by_its_full_path_and_quoted() {
     let host = Host::new(&["a", "c"]);
     let words = |mount, name: &str, key: &[u8]| {
