@@ -262,6 +262,8 @@ impl Locator {
         let rest = typed.strip_prefix(&literal).expect("a path starts with its first names");
         // What links led to is a name and no pattern, whatever is in it.
         let keys = below.to_str().map(|below| Path::new(&escaped(below)).join(rest));
+        // Behind a name alone `join` leaves a slash, with which it fits nothing.
+        let keys: Option<PathBuf> = keys.map(|keys| keys.components().collect());
         match keys.as_deref().and_then(Path::to_str) {
             Some(keys) if !keys.is_empty() => Ok((self.living(dir)?, keys.to_owned())),
             _ => Err(CliError::new(

@@ -93,6 +93,7 @@ fn an_absolute_pattern_loses_its_mount_point() {
     };
     assert_eq!(find(None, "b/ns/*.bin").unwrap(), (host.instance("b"), "ns/*.bin".to_owned()));
     assert_eq!(find(None, "b/**").unwrap(), (host.instance("b"), "**".to_owned()));
+    assert_eq!(find(None, "b/ns/key").unwrap(), (host.instance("b"), "ns/key".to_owned()));
     assert_eq!(find(Some("a"), "a/ns/[0-9]/x").unwrap(), (host.instance("a"), "ns/[0-9]/x".to_owned()));
     for (mount, pattern, says) in [
         (None, "elsewhere/*", "is not below a tidefs mount"),
