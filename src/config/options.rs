@@ -4,9 +4,11 @@
 //! in it side by side: settings of tidefs, by key or short name; options of every filesystem, obeyed, ignored
 //! with a reason, or refused; and options that only mount(8) and its helpers use.
 //!
-//! An option ends at a comma; `\,` is a comma within one. Empty options are skipped, as mount(8) does.
+//! Where one ends is said by [`mount_options`], by which the launcher of a daemon looks for some, too.
 
 use std::path::PathBuf;
+
+use tidefs_control_api::mount_options;
 
 use super::error::{Cause, ConfigErrors, Problem};
 use super::merge::{Occurrence, Written, check_occurrence};
@@ -93,7 +95,7 @@ enum Generic {
 pub(super) fn read_options(text: &str) -> (MountOptions, Vec<Problem>) {
     let mut options = MountOptions::default();
     let mut problems = Vec::new();
-    for option in split(text) {
+    for option in mount_options::split(text) {
         let flag_text = format!("-o {option}");
         let (key, value) = match option.split_once('=') {
             Some((key, value)) => (key.trim(), Some(value)),
@@ -138,22 +140,6 @@ pub(super) fn read_options(text: &str) -> (MountOptions, Vec<Problem>) {
         }
     }
     (options, problems)
-}
-
-/// Splits at commas that are not escaped, and drops what is empty.
-fn split(text: &str) -> Vec<String> {
-    let mut options = vec![String::new()];
-    let mut letters = text.chars().peekable();
-    while let Some(letter) = letters.next() {
-        let current = options.last_mut().expect("it starts with one and only grows");
-        match letter {
-            ',' => options.push(String::new()),
-            '\\' if letters.next_if_eq(&',').is_some() => current.push(','),
-            other => current.push(other),
-        }
-    }
-    options.retain(|option| !option.trim().is_empty());
-    options
 }
 
 /// What mount(8) means by `key`, or `None` if it is not an option of every filesystem.
@@ -242,11 +228,6 @@ mod tests {
             );
         }
         assert_eq!(MountOptions::parse("x-systemd.idle-timeout=5min").unwrap().ignored.len(), 1);
-    }
-
-    #[test]
-    fn an_escaped_comma_stays_in_its_value_and_other_backslashes_stay_as_they_are() {
-        assert_eq!(split(r"log=info\,tidefs=debug,a=b\c,,d\"), [r"log=info,tidefs=debug", r"a=b\c", r"d\"]);
     }
 
     #[test]

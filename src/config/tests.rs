@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
+use tidefs_control_api::mount_options;
 use tidefs_engine::types::ByteCount;
 
 use super::*;
@@ -158,7 +159,7 @@ fn what_is_shown_as_effective_gives_the_same_configuration_again() {
     let options: Vec<String> = effective
         .entries
         .iter()
-        .map(|entry| format!("{}={}", entry.key, entry.value.replace(',', "\\,")))
+        .map(|entry| format!("{}={}", entry.key, mount_options::escaped(&entry.value)))
         .collect();
     let again = from_options(&options.join(",")).unwrap();
     assert_eq!(again.config, effective.config);

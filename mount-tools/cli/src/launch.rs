@@ -17,7 +17,7 @@ use tidefs_control_api::answer::Answer;
 use tidefs_control_api::instance::{Instance, StateDir};
 use tidefs_control_api::lock::{self, Daemon};
 use tidefs_control_api::mounts::{Mount, MountTable};
-use tidefs_control_api::{DiskState, Status, routes};
+use tidefs_control_api::{DiskState, Status, mount_options, routes};
 use tidefs_engine::types::ByteCount;
 
 use self::starting::{end, open_log, put_log_back};
@@ -305,14 +305,11 @@ fn state_dir_of(options: &[String]) -> Option<PathBuf> {
 /// What texts of `-o` say of the setting that goes by these `keys`; the last one counts.
 pub(crate) fn value_of(options: &[String], keys: &[&str]) -> Option<String> {
     let mut found = None;
-    for text in options {
-        // `\,` is a comma inside a value.
-        for option in text.replace("\\,", "\0").split(',') {
-            if let Some((key, value)) = option.split_once('=')
-                && keys.contains(&key.trim())
-            {
-                found = Some(value.replace('\0', ","));
-            }
+    for option in split(options) {
+        if let Some((key, value)) = option.split_once('=')
+            && keys.contains(&key.trim())
+        {
+            found = Some(value.to_owned());
         }
     }
     found
@@ -320,11 +317,16 @@ pub(crate) fn value_of(options: &[String], keys: &[&str]) -> Option<String> {
 
 /// Whether texts of `-o` ask to change a mount that is there.
 fn is_remount(options: &[String]) -> bool {
-    options.iter().flat_map(|text| text.split(',')).any(|option| option.trim() == "remount")
+    split(options).any(|option| option.trim() == "remount")
+}
+
+/// The options of texts of `-o`.
+fn split(texts: &[String]) -> impl Iterator<Item = String> {
+    texts.iter().flat_map(|text| mount_options::split(text))
 }
 
 fn option(key: &str, path: &Path) -> String {
-    format!("{key}={}", path.display().to_string().replace(',', "\\,"))
+    format!("{key}={}", mount_options::escaped(&path.display().to_string()))
 }
 
 /// The daemon starts in `/`, where a relative path would mean something else.
@@ -351,6 +353,7 @@ mod tests {
             |texts: &[&str]| is_remount(&texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>());
         assert!(asks(&["rw,remount"]) && asks(&["capacity=1GiB", "remount,noexec"]));
         assert!(!asks(&["rw,capacity=1GiB"]) && !asks(&["fuse.source=remount"]) && !asks(&[]));
+        assert!(!asks(&[r"log=info\,remount,rw"]), "it stands within another");
     }
 
     #[test]

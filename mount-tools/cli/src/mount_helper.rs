@@ -11,6 +11,7 @@ use std::time::Duration;
 use clap::Parser;
 use clap::error::ErrorKind;
 use tidefs_control_api::instance::state_dir_of_environment;
+use tidefs_control_api::mount_options;
 use tidefs_control_api::mounts::MountTable;
 
 use crate::launch::{Launch, LaunchError};
@@ -125,7 +126,7 @@ fn mount(args: HelperArgs) -> Result<(), (u8, String)> {
 /// What has the daemon mount under the name `source`. What the options say of that comes later and counts.
 fn source_option(source: &str) -> Vec<String> {
     let is_named = !matches!(source, "" | "tidefs");
-    is_named.then(|| format!("fuse.source={}", source.replace(',', r"\,"))).into_iter().collect()
+    is_named.then(|| format!("fuse.source={}", mount_options::escaped(source))).into_iter().collect()
 }
 
 #[cfg(test)]

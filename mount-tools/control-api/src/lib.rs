@@ -3,7 +3,8 @@
 //! Three things: the ioctls of the fast path ([`ioctl`]), the types that travel over the admin socket (HTTP over a unix
 //! socket, root only), and how the state of one mount is found on the host ([`instance`], [`lock`], [`mounts`],
 //! [`socket`]) without asking the mount itself, which may be dead or hang; only who takes one away does ([`answer`]).
-//! Beside them, how the commands are written that messages tell people to type ([`shell`]).
+//! Beside them, how mount options are put together ([`mount_options`]), and how the commands are written that messages tell people
+//! to type ([`shell`]).
 //!
 //! All but the ioctls is there with the feature `admin`, which is on by default; a client library does without.
 //!
@@ -63,7 +64,9 @@ pub mod verify;
 #[cfg(feature = "admin")]
 pub mod why;
 
-// Commands in messages.
+// Mount options, and commands in messages.
+#[cfg(feature = "admin")]
+pub mod mount_options;
 #[cfg(feature = "admin")]
 pub mod shell;
 
