@@ -102,7 +102,7 @@ pub struct NodeFacts {
     pub used_at_ns: i64,
     /// Times it was opened to read; of a top-level directory, those of what is below it. Of others that is not counted.
     pub uses: Option<u64>,
-    /// Open handles.
+    /// Open handles, and references that clients of the fast path hold.
     pub references: u64,
     /// Policy in force.
     pub policy: PolicyRecord,
@@ -247,7 +247,9 @@ impl Datapath {
                 Some(folder) => is_namespace.then_some(folder.hits),
                 None => object.map(|object| u64::from(object.uses)),
             },
-            references: object.map_or(0, |object| u64::from(object.readers() + object.writers())),
+            references: object.map_or(0, |object| {
+                u64::from(object.readers() + object.writers()) + u64::from(object.references)
+            }),
             policy: state.effective_policy(slot).record,
             expires_at_ns: state.expiry_of.get(&slot).copied(),
             pin_ends_at_ns: state.pin_end_ns(slot),

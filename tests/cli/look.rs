@@ -10,11 +10,12 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
+use tidefs_client::Cache;
 
 use super::common::pattern::object;
 use super::common::program;
 use super::common::sys::{checksum_of, set_xattr};
-use super::common::{Mount, wait};
+use super::common::{Mount, kernel, wait};
 use super::tool::{
     EXIT_NO_DAEMON, EXIT_NOT_FOUND, argument, binary, fails, json as run_json, text, tidefs, wrong_usage,
 };
@@ -223,6 +224,29 @@ fn status_counts_what_programs_open_and_nothing_else() {
     nix::unistd::truncate(&path, 100_000).expect("another length");
     let counters = run_json(&mount, &["status"])["counters"].clone();
     assert_eq!((&counters["opens"], &counters["creates"]), (&json!(2), &json!(1)), "{counters}");
+}
+
+#[test]
+fn stat_counts_views_of_the_client_library_beside_open_files() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let mount = Mount::start(&[]);
+    let place = mount.namespace("ns");
+    let path = place.join("k");
+    fs::write(&path, object(1, 300_000)).expect("an object");
+    mount.wait_until_closed([&path]);
+    let references = || run_json(&mount, &["stat", argument(&path)])["references"].clone();
+    let cache = Cache::open(&place).expect("the cache opens");
+    let view = cache.get("k").expect("get").expect("a hit");
+    assert_eq!(references(), json!(1));
+    let file = File::open(&path).expect("open");
+    assert_eq!(references(), json!(2));
+    drop(view);
+    cache.flush();
+    assert_eq!(references(), json!(1));
+    drop(file);
+    mount.wait_until_closed([&path]);
 }
 
 #[test]

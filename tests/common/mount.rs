@@ -230,7 +230,8 @@ impl Mount {
     }
 
     /// Waits until nobody has these files open as far as the daemon knows, which it hears a moment after close(2) returned:
-    /// until then a file is not counted, packed, checksummed, lent or evicted. This is no use of them.
+    /// until then a file is not counted, packed, checksummed, lent or evicted. This is no use of them. Views of the client library
+    /// count as well: a cache that goes on has to be flushed.
     #[track_caller]
     pub(crate) fn wait_until_closed<P: AsRef<Path>>(&self, paths: impl IntoIterator<Item = P>) {
         if self.bare {

@@ -104,7 +104,8 @@ pub struct ObjectStat {
     /// How often it was opened since it was sealed; of a directory at the top of the mount, how often what is below it was since
     /// the start. Absent for directories below, where that is not counted.
     pub hits: Option<u64>,
-    /// Open files, mappings and transfers that keep its bytes.
+    /// Open files, mappings and transfers that keep its bytes, and views of the client library, which gives many back together, some
+    /// time after they were dropped.
     pub references: u64,
     /// Order not to evict it.
     pub pin: Pin,
