@@ -8,16 +8,16 @@
 //! Limits: [`BYTES_MAX`], and what is written between two looks; as much beside it, as `log.1`.
 //! Threads: the first one of the process looks; all may write meanwhile.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
 use std::mem;
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use nix::sys::stat::{fstat, lstat};
 use nix::unistd::dup2_stderr;
-use tidefs_control_api::instance::{Instance, earlier_log};
+use tidefs_control_api::instance::Instance;
+use tidefs_control_api::log::{create_log, earlier_log, refused_log};
 use tidefs_engine::types::ByteCount;
 
 /// A log that has more is begun anew.
@@ -34,9 +34,8 @@ impl LogFile {
     /// Standard error, if that is the log of `instance`. It may stand in another state directory than the rest: who started the
     /// daemon reads no configuration file.
     pub(super) fn of(instance: &str) -> Option<Self> {
-        let path = fs::read_link("/proc/self/fd/2").ok()?;
-        let is_log = path.ends_with(Instance::of_folder(instance).log());
-        is_log.then_some(Self { path, has_failed: false })
+        let path = log_of(instance, &fs::read_link("/proc/self/fd/2").ok()?)?;
+        Some(Self { path, has_failed: false })
     }
 
     /// Begins it anew when it has become long. That this fails is told once.
@@ -55,6 +54,13 @@ impl LogFile {
     }
 }
 
+/// Where the log of `instance` stands, if `file` is that: while further starts are refused it has another name beside it.
+fn log_of(instance: &str, file: &Path) -> Option<PathBuf> {
+    let log = Instance::of_folder(instance).log();
+    let names = [earlier_log(&log), refused_log(&log), log];
+    names.iter().any(|name| file.ends_with(name)).then(|| file.with_extension(""))
+}
+
 /// An empty file at `path`, when `current` stands there and has more than `most`; that stays beside it then.
 fn begin_anew(current: impl AsFd, path: &Path, most: ByteCount) -> io::Result<Option<File>> {
     let held = fstat(current)?;
@@ -67,7 +73,7 @@ fn begin_anew(current: impl AsFd, path: &Path, most: ByteCount) -> io::Result<Op
     }
     let earlier = earlier_log(path);
     fs::rename(path, &earlier)?;
-    match OpenOptions::new().create_new(true).append(true).mode(0o600).open(path) {
+    match create_log(path) {
         Ok(next) => Ok(Some(next)),
         Err(error) => {
             // It goes on as it is, and is known for the log the next time.
@@ -80,6 +86,8 @@ fn begin_anew(current: impl AsFd, path: &Path, most: ByteCount) -> io::Result<Op
 #[cfg(test)]
 mod tests {
     use std::io::Write as _;
+
+    use tidefs_control_api::log::has_writer;
 
     use super::*;
 
@@ -99,7 +107,20 @@ mod tests {
         assert_eq!(fs::read_to_string(earlier_log(&path)).unwrap(), "8 bytes\nmore\nlate\n");
         assert_eq!(fs::read_to_string(&path).unwrap(), "the next of 9\n");
         assert!(begin_anew(&log, &path, most).unwrap().is_none(), "that one stands elsewhere");
+        assert!(has_writer(&path).unwrap(), "it is held as who starts a daemon holds the first");
         assert!(begin_anew(&next, &path, most).unwrap().is_some());
         assert_eq!(fs::read_to_string(earlier_log(&path)).unwrap(), "the next of 9\n");
+    }
+
+    #[test]
+    fn a_log_is_known_also_while_a_further_start_has_its_name() {
+        let log_of = |file: &str| log_of("mnt-kv-0", Path::new(file));
+        let log = PathBuf::from("/run/tidefs/mnt-kv-0/log");
+        assert_eq!(log_of("/run/tidefs/mnt-kv-0/log"), Some(log.clone()));
+        assert_eq!(log_of("/run/tidefs/mnt-kv-0/log.1"), Some(log.clone()));
+        assert_eq!(log_of("/run/tidefs/mnt-kv-0/log.refused"), Some(log));
+        for other in ["/run/tidefs/mnt-kv-0/log.2", "/run/tidefs/mnt-kv-1/log", "pipe:[7]"] {
+            assert_eq!(log_of(other), None, "{other}");
+        }
     }
 }

@@ -4,7 +4,8 @@
 use std::fs::{self, File};
 use std::time::Duration;
 
-use tidefs_control_api::instance::{StateDir, earlier_log};
+use tidefs_control_api::instance::StateDir;
+use tidefs_control_api::log::{earlier_log, has_writer};
 
 use super::common::Mount;
 use super::common::wait::{HANG, until};
@@ -27,5 +28,7 @@ fn a_log_that_has_become_long_is_begun_anew_and_goes_on() {
     assert!(until(HANG, goes_on), "{:?}", fs::metadata(&log));
     assert!(fs::metadata(&log).is_ok_and(|facts| facts.len() < LONG));
     assert!(fs::metadata(&earlier).is_ok_and(|facts| facts.len() >= LONG), "the one before is beside it");
+    assert!(has_writer(&log).expect("a look"), "a further start that is refused gives its name back");
     assert!(mount.stop().success());
+    assert!(!has_writer(&log).expect("a look"));
 }

@@ -161,8 +161,6 @@ impl Launch {
         let answer = self.answer_of_mount(&state, deadline)?;
         let instance = state.instance(&self.dir);
         let log = instance.log();
-        // Whoever serves the mount writes to it still, where a configuration file names another directory for the rest of its state.
-        let is_anothers = answer.is_some_and(|answer| answer != Answer::Gone) && log.exists();
         let log_file =
             open_log(&log).map_err(|source| LaunchError::Io { step: "write", path: log.clone(), source })?;
         let started = self.spawn(log_file).and_then(|mut child| {
@@ -174,8 +172,8 @@ impl Launch {
                 }
             }
         });
-        if is_anothers && started.is_err() {
-            put_log_back(&log);
+        if started.is_err() {
+            put_log_back(&log, answer.is_some_and(|answer| answer != Answer::Gone));
         }
         Ok(Started { pid: started?, instance, replaced_stale: answer == Some(Answer::Gone) })
     }

@@ -48,18 +48,6 @@ pub fn instance_name(mount_dir: &Path) -> String {
     format!("{slug}-{:08x}", twox_hash::XxHash3_64::oneshot(bytes) & 0xffff_ffff)
 }
 
-/// Where what was in `log` before it was begun anew stands: beside it.
-#[must_use]
-pub fn earlier_log(log: &Path) -> PathBuf {
-    log.with_extension("1")
-}
-
-/// Where that of a start stands that was refused while another daemon wrote to `log`: beside it.
-#[must_use]
-pub fn refused_log(log: &Path) -> PathBuf {
-    log.with_extension("refused")
-}
-
 /// The folder that holds the state of all mounts of one user on one host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateDir(PathBuf);
@@ -173,7 +161,7 @@ impl Instance {
         self.dir.join("memory")
     }
 
-    /// What a daemon in the background writes to its standard error; what was there before is in [`earlier_log`].
+    /// What a daemon in the background writes to its standard error, see [`crate::log`].
     #[must_use]
     pub fn log(&self) -> PathBuf {
         self.dir.join("log")

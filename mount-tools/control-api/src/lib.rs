@@ -1,7 +1,7 @@
 //! What the daemon `tidefsd` and the tools on its host share.
 //!
 //! Three things: the ioctls of the fast path ([`ioctl`]), the types that travel over the admin socket (HTTP over a unix
-//! socket, root only), and how the state of one mount is found on the host ([`instance`], [`lock`], [`mounts`],
+//! socket, root only), and how the state of one mount is found on the host ([`instance`], [`lock`], [`log`], [`mounts`],
 //! [`socket`]) without asking the mount itself, which may be dead or hang; only who takes one away does ([`answer`]).
 //! Beside them, how mount options are put together ([`mount_options`]), and how the commands are written that messages tell people
 //! to type ([`shell`]).
@@ -25,6 +25,8 @@ mod ffi;
 pub mod instance;
 #[cfg(feature = "admin")]
 pub mod lock;
+#[cfg(feature = "admin")]
+pub mod log;
 #[cfg(feature = "admin")]
 pub mod mounts;
 #[cfg(feature = "admin")]

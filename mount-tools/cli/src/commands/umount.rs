@@ -13,8 +13,9 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
-use tidefs_control_api::instance::{Instance, earlier_log, refused_log};
+use tidefs_control_api::instance::Instance;
 use tidefs_control_api::lock::{Daemon, InstanceLock, LockError};
+use tidefs_control_api::log::{earlier_log, refused_log};
 use tidefs_control_api::mounts;
 
 use crate::args::UmountArgs;

@@ -4,9 +4,9 @@
 //! [`END_PATIENCE`] to end, and is killed then.
 //! Threads: one of its own reads what it says, until it closes its stdout or nobody listens any more.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, BufRead as _, BufReader};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::process::{Child, ExitStatus};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tidefs_control_api::instance::{earlier_log, refused_log};
+use tidefs_control_api::log::{create_log, earlier_log, has_writer, refused_log};
 
 use super::LaunchError;
 use crate::output::tell;
@@ -110,21 +110,43 @@ pub(super) fn end(child: &mut Child) {
     }
 }
 
-/// An empty log at `path`; the end of the one of the start before stays beside it as `log.1`.
+/// An empty log at `path`; the end of the one of the start before stays beside it as `log.1`, or as `log.refused` while that is the
+/// log of a daemon that is still to have its name back from a start.
 pub(super) fn open_log(path: &Path) -> io::Result<File> {
     let folder = path.parent().expect("a log lies in its instance's folder");
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    match fs::rename(path, earlier_log(path)) {
+    let earlier = earlier_log(path);
+    let aside = if is_written(&earlier) { refused_log(path) } else { earlier };
+    match fs::rename(path, aside) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    OpenOptions::new().create_new(true).append(true).mode(0o600).open(path)
+    create_log(path)
 }
 
-/// Names the log of a start that failed `log.refused`, and puts the one back whose place it took. Where that cannot be done the
-/// daemon that writes to it goes on with it under the name that it has now.
-pub(super) fn put_log_back(path: &Path) {
-    let _ = fs::rename(path, refused_log(path)).and_then(|()| fs::rename(earlier_log(path), path));
+/// Puts the log back whose place that of a start took which failed, and names that `log.refused`, if a daemon writes to the other
+/// still: one that starts, or serves the mount, where a configuration file names another directory for the rest of its state. With
+/// `is_served` a daemon serves that may be of an earlier version, which does not lock its log. Of several starts at once the last
+/// one that fails finds the log of the one that mounts. Where this cannot be done the daemon goes on with it under the name that it
+/// has now.
+pub(super) fn put_log_back(path: &Path, is_served: bool) {
+    let (earlier, refused) = (earlier_log(path), refused_log(path));
+    let is_free = !is_written(path);
+    let (anothers, aside) = if is_written(&earlier) {
+        (earlier, refused)
+    } else if is_free && is_written(&refused) {
+        (refused, earlier)
+    } else if is_free && is_served && earlier.exists() {
+        (earlier, refused)
+    } else {
+        return;
+    };
+    let _ = fs::rename(path, aside).and_then(|()| fs::rename(anothers, path));
+}
+
+/// Whether a daemon is known to write to `log`.
+fn is_written(log: &Path) -> bool {
+    has_writer(log).unwrap_or(false)
 }
 
 /// The end of a log, for the message of a failure.
@@ -160,16 +182,53 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_a_start_took_the_place_of_in_vain_is_put_back() {
+    fn the_log_of_a_daemon_that_writes_to_it_is_put_back_when_a_further_start_fails() {
         use std::io::Write as _;
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("instance/log");
         let mut living = open_log(&log).unwrap();
+        let at_once = open_log(&log).unwrap();
         writeln!(open_log(&log).unwrap(), "refused").unwrap();
-        put_log_back(&log);
+        put_log_back(&log, false);
+        drop(at_once);
+        put_log_back(&log, true);
         writeln!(living, "served").unwrap();
         assert_eq!(fs::read_to_string(&log).unwrap(), "served\n");
         assert_eq!(fs::read_to_string(refused_log(&log)).unwrap(), "refused\n");
         assert!(!earlier_log(&log).exists());
+        drop(living);
+        writeln!(open_log(&log).unwrap(), "failed").unwrap();
+        put_log_back(&log, false);
+        assert_eq!(fs::read_to_string(&log).unwrap(), "failed\n", "nobody writes to the other any more");
+        assert_eq!(fs::read_to_string(earlier_log(&log)).unwrap(), "served\n");
+    }
+
+    #[test]
+    fn the_log_of_the_start_that_mounts_is_put_back_when_another_fails_after_the_daemon_before_has_ended() {
+        use std::io::Write as _;
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("instance/log");
+        let before = open_log(&log).unwrap();
+        let mut mounts = open_log(&log).unwrap();
+        writeln!(open_log(&log).unwrap(), "refused").unwrap();
+        drop(before);
+        put_log_back(&log, false);
+        writeln!(mounts, "served").unwrap();
+        assert_eq!(fs::read_to_string(&log).unwrap(), "served\n");
+        assert_eq!(fs::read_to_string(earlier_log(&log)).unwrap(), "refused\n");
+    }
+
+    #[test]
+    fn a_log_that_its_daemon_does_not_lock_is_put_back_where_a_mount_answers() {
+        use std::io::Write as _;
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        fs::write(&log, "served\n").unwrap();
+        writeln!(open_log(&log).unwrap(), "refused").unwrap();
+        for _ in 0..2 {
+            put_log_back(&log, true);
+            assert_eq!(fs::read_to_string(&log).unwrap(), "served\n");
+        }
+        assert_eq!(fs::read_to_string(refused_log(&log)).unwrap(), "refused\n");
     }
 }

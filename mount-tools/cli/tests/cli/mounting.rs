@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tidefs_control_api::instance::STATE_DIR_VARIABLE;
 use tidefs_control_api::lock::{self, Daemon};
+use tidefs_control_api::log::refused_log;
 
 use crate::host::{Ended, Host};
 
@@ -86,6 +88,40 @@ fn a_mount_waits_for_a_daemon_whose_mount_is_gone_and_names_it_when_it_takes_too
     });
     assert_eq!(again.code, 0, "{again:?}");
     stop(&host, &program);
+}
+
+#[test]
+fn a_daemon_that_still_starts_keeps_its_log_when_a_further_mount_is_refused() {
+    // As where a configuration file names the state directory, the command does not find the lock.
+    let starts = r#"
+        case "$*" in *capcity*) echo 'unknown option capcity' >&2; exit 2;; esac
+        exec 9>>"$FAKE_NOTES.lock"; flock -n 9 || { echo 'in use' >&2; exit 3; }
+        echo 'it starts' >&2
+        i=0; while [ $i -lt 600 ] && [ ! -e "$FAKE_NOTES.end" ]; do sleep 0.05 9>&-; i=$((i+1)); done
+        exit 1"#;
+    let host = Host::new();
+    let program = host.install("tidefs", starts);
+    let log = host.instance().log();
+    let inode = || std::fs::metadata(&log).unwrap().ino();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| host.run_program(&program, "mount MNT"));
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !std::fs::read_to_string(&log).unwrap_or_default().contains("it starts") {
+            assert!(Instant::now() < deadline, "no daemon is started");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let before = inode();
+        for (line, code, why) in [("mount MNT", 1, "in use"), ("mount MNT -o capcity=1", 2, "capcity")] {
+            let further = host.run_program(&program, line);
+            assert!(further.code == code && further.stderr.contains(why), "{further:?}");
+            assert_eq!(inode(), before, "{line}");
+            let refused = std::fs::read_to_string(refused_log(&log)).unwrap();
+            assert!(refused.contains(why), "{refused}");
+        }
+        std::fs::write(host.path().join("notes.end"), "").unwrap();
+        let first = first.join().unwrap();
+        assert!(first.code == 1 && first.stderr.contains("it starts"), "{first:?}");
+    });
 }
 
 #[test]
