@@ -4,6 +4,7 @@
 //! written once. Plain bytes wait in it at most for [`BUFFER_BYTES`].
 
 mod authorities;
+mod members;
 
 use std::fmt;
 use std::fs;
@@ -14,10 +15,10 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
 
 use self::authorities::Authorities;
+use self::members::Members;
 use super::TlsConfig;
 use super::stream::Nonblocking;
 use crate::error::Error;
@@ -28,6 +29,7 @@ const BUFFER_BYTES: usize = 256 << 10;
 /// What makes sessions: the files of [`TlsConfig`], read once.
 pub(super) struct Encryption {
     authorities: Authorities,
+    /// At least one; the first is ours, and bears `name`.
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
     name: ServerName<'static>,
@@ -65,6 +67,8 @@ impl Encryption {
                 .map_err(|error| unusable(Path::new(&config.name), &error))?,
             current: Mutex::default(),
         };
+        members::check_name(&encryption.chain[0], &encryption.name)
+            .map_err(|error| unusable(&config.certificate, &error))?;
         encryption.configs().map_err(|error| unusable(&config.certificate, &error))?;
         Ok(encryption)
     }
@@ -89,12 +93,10 @@ impl Encryption {
             .with_protocol_versions(&versions)?
             .with_root_certificates(Arc::clone(&roots))
             .with_client_auth_cert(self.chain.clone(), self.key.clone_key())?;
-        let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider))
-            .build()
-            .map_err(|error| rustls::Error::General(error.to_string()))?;
+        let members = Members::new(roots, Arc::clone(&provider), self.name.clone())?;
         let mut server = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&versions)?
-            .with_client_cert_verifier(verifier)
+            .with_client_cert_verifier(Arc::new(members))
             .with_single_cert(self.chain.clone(), self.key.clone_key())?;
         // Connections live long, so nothing is gained by resuming one.
         server.send_tls13_tickets = 0;

@@ -17,8 +17,19 @@ const NAME: &str = "tidefs.test";
 
 /// Writes an authority and a certificate that it signed.
 fn certified(folder: &Path, authority: &Issuer<'_, KeyPair>, authority_pem: &str) -> TlsConfig {
+    certified_as(&[NAME], folder, authority, authority_pem)
+}
+
+/// [`certified`] for these names. Whom it dials is to bear the first of them.
+fn certified_as(
+    names: &[&str],
+    folder: &Path,
+    authority: &Issuer<'_, KeyPair>,
+    authority_pem: &str,
+) -> TlsConfig {
     let key = KeyPair::generate().unwrap();
-    let params = CertificateParams::new(vec![NAME.to_owned()]).unwrap();
+    let params =
+        CertificateParams::new(names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>()).unwrap();
     let certificate = params.signed_by(&key, authority).unwrap();
     let write = |name: &str, text: &str| {
         let path = folder.join(name);
@@ -29,7 +40,7 @@ fn certified(folder: &Path, authority: &Issuer<'_, KeyPair>, authority_pem: &str
         authority: write("authority.pem", authority_pem),
         certificate: write("certificate.pem", &certificate.pem()),
         key: write("key.pem", &key.serialize_pem()),
-        name: NAME.to_owned(),
+        name: names[0].to_owned(),
     }
 }
 
@@ -68,6 +79,21 @@ async fn a_certificate_of_another_authority_is_refused_by_both_ends() {
         let refused = from.connect(to).await.unwrap_err();
         assert!(matches!(refused, Error::Unproven { .. }), "{refused}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_dials_with_a_certificate_of_the_authority_for_another_name_is_let_in_nowhere() {
+    let (ours, theirs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (issuer, pem) = authority();
+    let encrypted = |names: &[&str], folder: &Path| {
+        let tls = Some(certified_as(names, folder, &issuer, &pem));
+        LinkConfig { tls, ..config() }
+    };
+    let member = Node::with(peer(1, 1), encrypted(&[NAME, "other.test"], ours.path()));
+    let stranger = Node::with(peer(2, 1), encrypted(&["other.test"], theirs.path()));
+    stranger.connect(&member).await.unwrap_err();
+    let refused = member.connect(&stranger).await.unwrap_err();
+    assert!(matches!(refused, Error::Unproven { .. }), "{refused}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -155,6 +181,16 @@ fn an_authority_that_has_expired_signs_for_nobody() {
         let (a, b) = (Node::with(peer(1, 1), encrypted.clone()), Node::with(peer(2, 1), encrypted));
         assert!(a.connect(&b).await.is_ok());
     });
+}
+
+#[test]
+fn a_certificate_that_does_not_bear_the_name_is_refused_at_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let (issuer, pem) = authority();
+    let tls =
+        TlsConfig { name: NAME.to_owned(), ..certified_as(&["other.test"], folder.path(), &issuer, &pem) };
+    let refused = refusal(tls);
+    assert!(refused.contains("certificate.pem") && refused.contains(NAME), "{refused}");
 }
 
 #[test]
