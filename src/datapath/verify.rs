@@ -108,14 +108,14 @@ impl Bytes {
 
     /// Their checksum; one that matches nothing when the file is shorter than the object.
     fn checksum(&self) -> Result<Checksum, Error> {
-        self.checksum_by(&mut Vec::new())
+        self.checksum_by(&mut Vec::new(), || false)
     }
 
-    /// The same, by way of a buffer.
-    fn checksum_by(&self, buffer: &mut Vec<u8>) -> Result<Checksum, Error> {
+    /// The same, by way of a buffer; an error as soon as it `is_stopping`.
+    fn checksum_by(&self, buffer: &mut Vec<u8>, is_stopping: impl Fn() -> bool) -> Result<Checksum, Error> {
         Ok(match &self.source {
             Source::Packed(data) => checksum_bytes(data),
-            Source::Solo(file) => match checksum_file(file, self.size, buffer) {
+            Source::Solo(file) => match checksum_file(file, self.size, buffer, is_stopping) {
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Checksum(!0),
                 taken => taken.map_err(Error::io("checksum of a segment"))?,
             },
@@ -132,32 +132,42 @@ impl Datapath {
         }
     }
 
-    /// Takes checksums until `is_stopping`.
+    /// Takes checksums until `is_stopping`. One that is being taken then is given up: of a large object it takes long.
     pub fn check_in_background(&self, is_stopping: impl Fn() -> bool) {
         let (priority, mut buffer) = (IdlePriority::enter(), Vec::new());
-        let tell = |ino: Ino, error: Error| tracing::debug!(ino = ino.0, %error, "no checksum was taken");
         while !is_stopping() {
             if self.unchecked.0.lock().is_empty() {
                 std::thread::sleep(LOOKS_EVERY);
                 continue;
             }
-            let together = priority.suspended(|| self.unchecked_together(tell));
-            let taken = together.into_iter().filter_map(|(ino, bytes)| {
-                let taken = bytes.checksum_by(&mut buffer).map_err(|error| tell(ino, error)).ok()?;
-                Some((ino, taken, bytes))
-            });
-            let taken: Vec<_> = taken.collect();
-            let pieces = u32::try_from(taken.len()).unwrap_or(1).max(1);
-            priority.suspended(|| {
-                for (ino, taken, bytes) in &taken {
-                    if let Err(error) = self.keep_checksum(*ino, *taken, bytes) {
-                        tell(*ino, error);
-                    }
-                }
-            });
+            let pieces = self.check_together(&priority, &mut buffer, &is_stopping);
             // At the pace of one at a time: what is saved is for others.
             priority.rest_after(2 * pieces);
         }
+    }
+
+    /// Takes the checksums of the next objects that wait for theirs. Returns of how many, and 1 for none.
+    fn check_together(
+        &self,
+        priority: &IdlePriority,
+        buffer: &mut Vec<u8>,
+        is_stopping: impl Fn() -> bool,
+    ) -> u32 {
+        let tell = |ino: Ino, error: Error| tracing::debug!(ino = ino.0, %error, "no checksum was taken");
+        let together = priority.suspended(|| self.unchecked_together(tell));
+        let taken = together.into_iter().filter_map(|(ino, bytes)| {
+            let taken = bytes.checksum_by(buffer, &is_stopping).map_err(|error| tell(ino, error)).ok()?;
+            Some((ino, taken, bytes))
+        });
+        let taken: Vec<_> = taken.collect();
+        priority.suspended(|| {
+            for (ino, taken, bytes) in &taken {
+                if let Err(error) = self.keep_checksum(*ino, *taken, bytes) {
+                    tell(*ino, error);
+                }
+            }
+        });
+        u32::try_from(taken.len()).unwrap_or(1).max(1)
     }
 
     /// The bytes of the next objects that wait for their checksum. `tell` gets those that failed.

@@ -9,6 +9,21 @@ use super::super::room::Loss;
 use super::super::testing::{attach_disk, caller, make, reopened, unprivileged};
 use super::*;
 
+/// Takes the checksums of all that waits for its own, as the background thread does.
+fn check_all(datapath: &Datapath) {
+    let (priority, mut buffer) = (IdlePriority::enter(), Vec::new());
+    while !datapath.unchecked.0.lock().is_empty() {
+        datapath.check_together(&priority, &mut buffer, || false);
+    }
+}
+
+/// The checksum that an object has by its record.
+fn recorded(datapath: &Datapath, ino: Ino) -> Option<Checksum> {
+    let state = datapath.lock();
+    let object = state.object(state.slot_of(ino).unwrap()).unwrap();
+    datapath.recorded_checksum(object).unwrap()
+}
+
 #[test]
 fn an_object_whose_record_is_damaged_is_not_called_sound_and_gets_no_other_checksum() {
     let (_place, datapath) = unprivileged();
@@ -128,13 +143,25 @@ fn each_object_that_waits_gets_its_own_checksum_and_what_is_gone_holds_none_up()
         }
         datapath.check_later(ino);
     }
-    datapath.check_in_background(|| datapath.unchecked.0.lock().is_empty());
-    let state = datapath.lock();
+    check_all(&datapath);
     for (index, &ino) in inos.iter().enumerate() {
-        let object = state.object(state.slot_of(ino).unwrap()).unwrap();
-        let recorded = datapath.recorded_checksum(object).unwrap();
-        assert_eq!(recorded, Some(checksum_bytes(&bytes(index))), "{index}");
+        assert_eq!(recorded(&datapath, ino), Some(checksum_bytes(&bytes(index))), "{index}");
     }
+}
+
+#[test]
+fn a_stop_waits_for_no_checksum_that_is_being_taken() {
+    let (_place, datapath) = unprivileged();
+    let ino = make(&datapath, Ino::ROOT, "key");
+    datapath.unchecked.0.lock().clear();
+    datapath.check_later(ino);
+    // By the first look there is work to do, and by the fourth the object is read in part.
+    let looks = AtomicUsize::new(0);
+    datapath.check_in_background(|| looks.fetch_add(1, Ordering::Relaxed) >= 3);
+    assert_eq!(recorded(&datapath, ino), None, "the whole object was read after the stop");
+    datapath.check_later(ino);
+    check_all(&datapath);
+    assert_eq!(recorded(&datapath, ino), Some(checksum_bytes(&vec![1; 1 << 20])));
 }
 
 #[test]
@@ -145,8 +172,6 @@ fn an_object_that_is_renamed_while_its_checksum_is_taken_gets_it_all_the_same() 
     let bytes = datapath.unchecked_bytes(ino).unwrap().unwrap();
     datapath.rename(&caller(), (Ino::ROOT, b"before"), (Ino::ROOT, b"after"), false).unwrap();
     datapath.keep_checksum(ino, bytes.checksum().unwrap(), &bytes).unwrap();
-    datapath.check_in_background(|| datapath.unchecked.0.lock().is_empty());
-    let state = datapath.lock();
-    let object = state.object(state.slot_of(ino).unwrap()).unwrap();
-    assert_eq!(datapath.recorded_checksum(object).unwrap(), Some(checksum_bytes(&vec![1; 1 << 20])));
+    check_all(&datapath);
+    assert_eq!(recorded(&datapath, ino), Some(checksum_bytes(&vec![1; 1 << 20])));
 }

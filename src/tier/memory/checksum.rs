@@ -17,15 +17,21 @@ pub fn checksum_bytes(bytes: &[u8]) -> Checksum {
     Checksum(XxHash3_64::oneshot(bytes))
 }
 
-/// Checksum of the first `size` bytes of a segment file, by way of a buffer, which grows as it is needed.
+/// Checksum of the first `size` bytes of a segment file, by way of a buffer, which grows as it is needed. Before each piece of it
+/// `is_stopping` is asked whether anybody wants it still.
 ///
 /// It is read, not mapped: a sealed object may be reopened for writing and cut while its checksum is taken in the
 /// background, and a mapping of what was cut off would kill the daemon (SIGBUS). Then this is an error, or the checksum of
 /// bytes that are no version; whoever calls looks whether the object is still the one that it was.
 ///
 /// # Errors
-/// `UnexpectedEof` when the file is shorter than `size`; else what read(2) says.
-pub fn checksum_file(file: &File, size: ByteCount, buffer: &mut Vec<u8>) -> io::Result<Checksum> {
+/// `UnexpectedEof` when the file is shorter than `size`; `Interrupted` when it `is_stopping`; else what read(2) says.
+pub fn checksum_file(
+    file: &File,
+    size: ByteCount,
+    buffer: &mut Vec<u8>,
+    is_stopping: impl Fn() -> bool,
+) -> io::Result<Checksum> {
     let chunk = usize::try_from(size.get()).unwrap_or(usize::MAX).min(CHUNK_BYTES);
     if buffer.len() < chunk {
         buffer.resize(chunk, 0);
@@ -33,6 +39,9 @@ pub fn checksum_file(file: &File, size: ByteCount, buffer: &mut Vec<u8>) -> io::
     let mut hash = XxHash3_64::new();
     let mut offset = 0;
     while offset < size.get() {
+        if is_stopping() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
         let count = usize::try_from(size.get() - offset).unwrap_or(usize::MAX).min(buffer.len());
         file.read_exact_at(&mut buffer[..count], offset)?;
         hash.write(&buffer[..count]);
@@ -54,7 +63,7 @@ mod tests {
         file.write_all_at(&bytes, 0).unwrap();
         let mut buffer = Vec::new();
         for size in [0, 1, 4096, 4 << 20, 5_000_003, 7] {
-            let sum = checksum_file(&file, ByteCount(size as u64), &mut buffer).unwrap();
+            let sum = checksum_file(&file, ByteCount(size as u64), &mut buffer, || false).unwrap();
             assert_eq!(sum, checksum_bytes(&bytes[..size]), "{size}");
         }
     }
@@ -73,7 +82,7 @@ mod tests {
                 }
             });
             for _ in 0..200 {
-                match checksum_file(&file, ByteCount(LENGTH), &mut Vec::new()) {
+                match checksum_file(&file, ByteCount(LENGTH), &mut Vec::new(), || false) {
                     Ok(_) => {}
                     Err(error) => assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof),
                 }
@@ -83,9 +92,23 @@ mod tests {
     }
 
     #[test]
+    fn a_checksum_that_nobody_wants_any_more_ends_before_the_next_piece() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(10 * CHUNK_BYTES as u64).unwrap();
+        let looks = std::cell::Cell::new(0);
+        let is_stopping = || {
+            looks.set(looks.get() + 1);
+            looks.get() == 3
+        };
+        let size = ByteCount(10 * CHUNK_BYTES as u64);
+        let error = checksum_file(&file, size, &mut Vec::new(), is_stopping).unwrap_err();
+        assert_eq!((error.kind(), looks.get()), (io::ErrorKind::Interrupted, 3));
+    }
+
+    #[test]
     fn a_file_that_is_too_short_is_an_error_and_no_fault() {
         let file = tempfile::tempfile().unwrap();
-        let error = checksum_file(&file, ByteCount(1), &mut Vec::new()).unwrap_err();
+        let error = checksum_file(&file, ByteCount(1), &mut Vec::new(), || false).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
     }
 }
