@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::num::NonZeroU64;
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -15,8 +16,8 @@ use tokio::runtime::{Handle, Runtime};
 use tokio::task::JoinHandle;
 use twox_hash::XxHash3_64;
 
-use super::Failure;
 use super::secrets::{EtcdSecrets, Secrets};
+use super::{Failure, ssd};
 use crate::cluster::coordinator::Coordinator;
 use crate::cluster::coordinator::hosted::{self, HostedSettings};
 use crate::cluster::{Cluster, ClusterConfig, ClusterError, Holder, keep_untold};
@@ -40,7 +41,7 @@ const LEAVE_PATIENCE: Duration = Duration::from_secs(3);
 const THREADS: usize = 2;
 /// That this member drains, in the state directory of the mount.
 const DRAIN: &str = "cluster-drain.json";
-/// What only this member knows to be removed when it stops, there too.
+/// What only this member knows to be removed when it stops, there too, and in a directory that outlives a restart of the machine.
 const REMOVALS: &str = "cluster-removals.json";
 /// What the cluster agrees on where this member coordinates it, there too.
 const COORDINATOR: &str = "coordinator.json";
@@ -278,10 +279,18 @@ fn member_config(effective: &Effective, key: Option<ClusterKey>, tls: Option<Tls
     config.timings.grace = Duration::from_secs(settings.grace_s);
     config.timings.keep = config.timings.keep.max(Duration::from_millis(settings.fetch_ms) * 2);
     config.drain_file = Some(effective.state.directory.join(DRAIN));
-    config.removals_file = Some(effective.state.directory.join(REMOVALS));
+    config.removals_files = removals_files(effective);
     config.limits.repair_bytes_per_second = settings.repair_rate.get();
     config.limits.ingest_bytes_per_second = settings.ingest_rate.get();
     config
+}
+
+/// Where removals are kept: in the state directory, which outlives a container, and where a restart of the machine loses it also in one
+/// that outlives that.
+fn removals_files(effective: &Effective) -> Vec<PathBuf> {
+    let mut directories = vec![effective.state.directory.as_path(), ssd::lasting_directory(effective)];
+    directories.dedup();
+    directories.into_iter().map(|directory| directory.join(REMOVALS)).collect()
 }
 
 fn transport_options(settings: &ClusterSettings) -> TransportOptions {

@@ -1,12 +1,14 @@
-//! Removals that a member which stops has not told to all who were to know, kept in a file for its next start.
+//! Removals that a member which stops has not told to all who were to know, kept in files for its next start.
 //!
 //! Which are those of its own programs that nobody who decides was told of, as nobody was reached or there, and those that it
 //! decided or knows while whoever serves their shard with it is lost: nobody else remembers them then. Who comes back with what was
 //! removed would have it stand again for all. Those that an earlier start kept, and that not all were told of yet, are kept once more.
 //!
 //! Invariants
-//! - What was kept is told by the next start that takes part ([`super::recalling`]): the file goes when that one is registered, and
+//! - What was kept is told by the next start that takes part ([`super::recalling`]): the files go when that one is registered, and
 //!   knows it.
+//! - All files hold the same, as one may be lost with a restart of the machine, and another with a container. Where they differ, as one
+//!   could not be written, that which was written last holds.
 //! - What is older than removals are remembered is not gone by.
 //!
 //! Limits: [`KEPT_MAX`] of each kind, and it is said when there are more. A member that is killed keeps nothing. While it is not
@@ -15,7 +17,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -73,13 +76,16 @@ impl Removals {
         }
     }
 
-    /// What `file` holds, as of now; nothing, which is said, when it cannot be read.
-    fn recall(file: &Path, retention: Duration) -> Self {
-        let kept = Self::load(file).unwrap_or_else(|error| {
-            tracing::warn!(file = %file.display(), %error, "what an earlier start removed last cannot be read and is not told");
-            Self::default()
-        });
-        kept.at(wall_ms(), retention)
+    /// What that of `files` holds that was written last, as of now. Of one that cannot be read, which is said, nothing.
+    fn recall(files: &[PathBuf], retention: Duration) -> Self {
+        let load = |file: &PathBuf| {
+            Self::load(file).unwrap_or_else(|error| {
+                tracing::warn!(file = %file.display(), %error, "what an earlier start removed last cannot be read there and is not told");
+                Self::default()
+            })
+        };
+        let last = files.iter().map(load).max_by_key(|kept| kept.at_ms);
+        last.unwrap_or_default().at(wall_ms(), retention)
     }
 
     /// What of it is remembered at a later time.
@@ -97,27 +103,33 @@ impl Removals {
         self.untold.is_empty() && self.decided.is_empty()
     }
 
-    /// Keeps it in place of what `file` holds.
-    fn keep(&self, file: &Path) {
+    /// Keeps it in place of what `files` hold.
+    fn keep(&self, files: &[PathBuf]) {
         if self.is_empty() {
-            return forget(file);
+            return forget(files);
         }
-        if let Err(error) = self.store(file) {
-            tracing::warn!(file = %file.display(), %error, "what was removed is forgotten; copies of it may live on elsewhere");
+        for file in files {
+            if let Err(error) = self.store(file) {
+                tracing::warn!(file = %file.display(), %error, "what was removed is not kept there; copies of it may live on elsewhere");
+            }
         }
     }
 
     fn store(&self, file: &Path) -> io::Result<()> {
+        let directory = file.parent().ok_or(io::ErrorKind::InvalidInput)?;
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         replace_durably(file, &serde_json::to_vec(self).map_err(io::Error::other)?)
     }
 }
 
-fn forget(file: &Path) {
-    match fs::remove_file(file) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::warn!(file = %file.display(), %error, "removals of before may be told again by a later start");
+fn forget(files: &[PathBuf]) {
+    for file in files {
+        match fs::remove_file(file) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(file = %file.display(), %error, "removals of before may be told again by a later start");
+            }
+            _ => {}
         }
-        _ => {}
     }
 }
 
@@ -129,8 +141,11 @@ fn say_too_many() {
 
 /// Keeps what a host has removed that stops before it has joined, beside what an earlier start of it has kept.
 pub(crate) fn keep_untold(config: &ClusterConfig, removed: Vec<(Vec<u8>, Stamp)>) {
-    let Some(file) = config.removals_file.as_deref().filter(|_| !removed.is_empty()) else { return };
-    let kept = Removals::recall(file, config.timings.tombstones);
+    let files = &config.removals_files;
+    if files.is_empty() || removed.is_empty() {
+        return;
+    }
+    let kept = Removals::recall(files, config.timings.tombstones);
     let mut untold: BTreeMap<String, Stamp> = kept.untold.into_iter().collect();
     for (path, through) in removed {
         let known = untold.entry(in_digits(&path)).or_default();
@@ -140,7 +155,7 @@ pub(crate) fn keep_untold(config: &ClusterConfig, removed: Vec<(Vec<u8>, Stamp)>
         say_too_many();
     }
     let untold = untold.into_iter().take(KEPT_MAX).collect();
-    Removals { untold, ..kept }.keep(file);
+    Removals { untold, ..kept }.keep(files);
 }
 
 impl Core {
@@ -158,8 +173,11 @@ impl Core {
 
     /// Keeps what only this member knows to be removed, for its next start. Before it leaves.
     pub(super) fn keep_removals(&self) {
+        let files = &self.config.removals_files;
         // Who has drained has seen to it that others know.
-        let Some(file) = self.config.removals_file.as_deref().filter(|_| !self.has_left()) else { return };
+        if files.is_empty() || self.has_left() {
+            return;
+        }
         let lonely: Vec<Shard> = Shard::all().filter(|&shard| !self.is_known_to_both(shard)).collect();
         let now = self.now();
         let mut decided: Vec<_> = self.owner.lock().removals(|shard| lonely.binary_search(&shard).is_ok());
@@ -189,13 +207,12 @@ impl Core {
                 "some of what was removed is known here alone; the next start of this member tells the others"
             );
         }
-        kept.keep(file);
+        kept.keep(files);
     }
 
     /// Knows again what an earlier start kept. Before it is registered.
     pub(super) fn recall_removals(&self) {
-        let Some(file) = self.config.removals_file.as_deref() else { return };
-        let kept = Removals::recall(file, self.config.timings.tombstones);
+        let kept = Removals::recall(&self.config.removals_files, self.config.timings.tombstones);
         for (path, through) in kept.untold {
             if let Some(path) = from_digits(&path) {
                 self.remove_later(path, through);
@@ -215,9 +232,7 @@ impl Core {
 
     /// What an earlier start kept is for this one to tell. Once it is registered.
     pub(super) fn forget_kept_removals(&self) {
-        if let Some(file) = self.config.removals_file.as_deref() {
-            forget(file);
-        }
+        forget(&self.config.removals_files);
     }
 }
 
@@ -239,9 +254,34 @@ mod tests {
         assert_eq!(Removals::load(&file).unwrap(), kept);
         fs::write(&file, b"{").unwrap();
         Removals::load(&file).unwrap_err();
-        forget(&file);
-        forget(&file);
-        assert!(!file.exists());
+        let files = [file];
+        forget(&files);
+        forget(&files);
+        assert!(!files[0].exists());
+    }
+
+    #[test]
+    fn what_is_kept_is_found_as_long_as_one_file_is_left_and_an_older_one_says_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = ["run", "lasting"].map(|place| directory.path().join(place).join("removals.json"));
+        let kept = |name: &[u8], ago_ms: u64| {
+            let at_ms = wall_ms().saturating_sub(ago_ms);
+            Removals { at_ms, untold: vec![(in_digits(name), Stamp(7))], decided: Vec::new() }
+        };
+        let recalled = || Removals::recall(&files, Duration::from_secs(600)).untold;
+        assert!(recalled().is_empty());
+        for lost in &files {
+            kept(b"kv/a", 0).keep(&files);
+            fs::remove_file(lost).unwrap();
+            assert_eq!(recalled(), [(in_digits(b"kv/a"), Stamp(7))]);
+        }
+        for (older, last) in [(0, 1), (1, 0)] {
+            kept(b"kv/a", 5000).store(&files[older]).unwrap();
+            kept(b"kv/b", 0).store(&files[last]).unwrap();
+            assert_eq!(recalled(), [(in_digits(b"kv/b"), Stamp(7))]);
+        }
+        Removals::default().keep(&files);
+        assert!(files.iter().all(|file| !file.exists()));
     }
 
     #[test]
@@ -260,7 +300,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("removals.json");
         let mut config = ClusterConfig::new(MemberId(1), "host");
-        config.removals_file = Some(file.clone());
+        config.removals_files = vec![file.clone()];
         keep_untold(&config, Vec::new());
         assert!(!file.exists());
         let (a, b) = (b"kv/a", b"kv/b");

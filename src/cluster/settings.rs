@@ -40,8 +40,8 @@ pub struct ClusterConfig {
     pub limits: Limits,
     /// Where it is kept that this member drains, so that its next start goes on. Without it that is forgotten.
     pub drain_file: Option<PathBuf>,
-    /// Where it keeps what only it knows to be removed when it stops. Without it that is forgotten.
-    pub removals_file: Option<PathBuf>,
+    /// Where it keeps what only it knows to be removed when it stops, the same in each file. Without any that is forgotten.
+    pub removals_files: Vec<PathBuf>,
     /// Versions of the protocol that it speaks: all of this build, but for tests.
     pub protocol: ProtocolRange,
 }
@@ -64,7 +64,7 @@ impl ClusterConfig {
             timings: Timings::default(),
             limits: Limits::default(),
             drain_file: None,
-            removals_file: None,
+            removals_files: Vec::new(),
             protocol: ProtocolRange::OURS,
         }
     }

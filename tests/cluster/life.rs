@@ -6,7 +6,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags, umount2};
 
+use crate::common::mount::mounts_below;
 use crate::common::sys::set_xattr;
 use crate::common::{Mount, wait};
 use crate::fixture::{Hosts, is_long, object, publish};
@@ -63,6 +65,12 @@ fn hosts_with_a_key_and_a_copy() -> Hosts {
 #[track_caller]
 fn expect_deleted_for_good(hosts: &mut Hosts) {
     fs::remove_file(hosts.mounts[1].join(KEY)).expect("the unlink");
+    expect_gone_for_good(hosts);
+}
+
+/// The first host, which was stopped before the second deleted the key, starts again.
+#[track_caller]
+fn expect_gone_for_good(hosts: &mut Hosts) {
     hosts.mounts[0].start_daemon();
     hosts.wait_until_whole();
     let is_gone = || hosts.mounts.iter().all(|mount| !mount.join(KEY).exists());
@@ -86,6 +94,32 @@ fn a_key_that_was_deleted_by_who_was_alone_since_its_start_stays_deleted() {
     hosts.mounts[0].stop();
     hosts.mounts[1].restart();
     expect_deleted_for_good(&mut hosts);
+}
+
+/// What a restart of its machine does to a host that is stopped: its state directory is on a tmpfs, as `/run` is, and empty.
+#[track_caller]
+fn lose_state(host: &Mount) {
+    for point in mounts_below(host.state_dir()).iter().rev() {
+        umount2(point.as_path(), MntFlags::MNT_DETACH).expect("umount of its state");
+    }
+    let (kind, options) = (Some("tmpfs"), Some("mode=0755"));
+    nix::mount::mount(kind, host.state_dir(), kind, MsFlags::empty(), options).expect("a tmpfs");
+}
+
+#[test]
+fn a_key_that_was_deleted_by_who_was_alone_before_its_machine_was_restarted_stays_deleted() {
+    let mut hosts = hosts_with_a_key_and_a_copy();
+    hosts.mounts[1].stop();
+    lose_state(&hosts.mounts[1]);
+    hosts.mounts[1].start_daemon();
+    hosts.wait_until_whole();
+    assert_eq!(fs::read(hosts.mounts[1].join(KEY)).expect("a copy"), object(4, 100_000));
+    hosts.mounts[0].stop();
+    fs::remove_file(hosts.mounts[1].join(KEY)).expect("the unlink");
+    hosts.mounts[1].stop();
+    lose_state(&hosts.mounts[1]);
+    hosts.mounts[1].start_daemon();
+    expect_gone_for_good(&mut hosts);
 }
 
 #[test]

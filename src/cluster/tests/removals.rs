@@ -329,7 +329,7 @@ fn a_removal_waits_for_who_still_hears_of_it_though_too_much_waits_to_be_told() 
 
 /// A start of member 1 that keeps in `file` what it removed.
 pub(super) fn keeping(file: &std::path::Path) -> ClusterConfig {
-    ClusterConfig { removals_file: Some(file.to_owned()), ..config(1) }
+    ClusterConfig { removals_files: vec![file.to_owned()], ..config(1) }
 }
 
 /// The host's daemon is stopped, and not killed.
