@@ -134,14 +134,16 @@ pub(super) fn metrics(cluster: &Cluster) -> Vec<Family> {
             status.short_of_copies,
         ),
         ("tidefs_cluster_loans", "Objects that are lent to readers on other members.", status.catalog.loans),
-        (
-            "tidefs_coordinator_away",
-            "Whether the coordinator cannot be reached, or is not gone by: 1 when so.",
-            u64::from(status.coordinator_away.is_some()),
-        ),
     ];
     families.extend(gauges.map(|(name, help, value)| Family::gauge(name, help, value)));
+    families.push(coordinator_away(status.coordinator_away.is_some()));
     families
+}
+
+/// Of the cluster's metrics that which a host has, too, that has not joined yet.
+pub(super) fn coordinator_away(is_away: bool) -> Family {
+    let help = "Whether the coordinator cannot be reached, or is not gone by: 1 when so.";
+    Family::gauge("tidefs_coordinator_away", help, u64::from(is_away))
 }
 
 /// What the cluster knows of what was never looked up on this host, if anything. Waits; not on a thread of the cluster's runtime.

@@ -41,12 +41,17 @@ pub(super) fn families(datapath: &Datapath) -> Result<Vec<Family>, Error> {
         "Scratch files closed by whoever let go of them, which may have waited for the disk, for want of a thread.",
         overview.scratch_closed_without_thread,
     ));
+    let side = datapath.cluster();
     if datapath.is_in_cluster() {
         let (name, help) =
             ("tidefs_cluster_joined", "Whether this host takes part in its cluster: 1 when it does.");
-        families.push(Family::gauge(name, help, u64::from(datapath.cluster().is_some())));
+        families.push(Family::gauge(name, help, u64::from(side.is_some())));
+        if side.is_none() {
+            // It was away when this host started, and this host does not go by it yet.
+            families.push(super::cluster::coordinator_away(true));
+        }
     }
-    families.extend(datapath.cluster().into_iter().flat_map(|side| super::cluster::metrics(side.cluster())));
+    families.extend(side.into_iter().flat_map(|side| super::cluster::metrics(side.cluster())));
     families.extend(datapath.ssd().into_iter().flat_map(|tier| super::ssd::metrics(&tier.status())));
     Ok(families)
 }

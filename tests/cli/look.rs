@@ -331,6 +331,10 @@ fn the_next_step_of_a_missing_key_can_be_typed_as_it_stands() {
 fn a_host_that_waits_for_its_cluster_says_so_and_why() {
     let mount = Mount::start(&["cluster.etcd=http://127.0.0.1:1", "cluster.listen=127.0.0.1:0"]);
     assert!(run_json(&mount, &["status"])["cluster_waits_for"].is_string());
+    let metrics = mount.control_get("/v1/metrics").text();
+    for line in ["tidefs_cluster_joined 0", "tidefs_coordinator_away 1"] {
+        assert!(metrics.lines().any(|shown| shown == line), "`{line}` is not in:\n{metrics}");
+    }
     let told = format!("{} has not joined its cluster yet: ", mount.path().display());
     for command in [&["members"][..], &["catalog", "stats"]] {
         let finished = tidefs(&mount, command);
