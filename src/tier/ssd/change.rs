@@ -172,7 +172,8 @@ impl SsdTier {
     /// Takes a disk out of use. With `force` the objects on it are given up, also while a start still reads what they are.
     ///
     /// # Errors
-    /// [`ChangeError::HoldsObjects`] without `force`.
+    /// Without `force` [`ChangeError::HoldsObjects`], and [`ChangeError::Stuck`] while what was moved from it to other disks is not
+    /// durable there.
     pub fn remove_disk(&self, place: &Path, force: bool) -> Result<(), ChangeError> {
         let shared = &self.shared;
         let _turn = shared.change.try_lock().ok_or_else(busy)?;
@@ -197,6 +198,8 @@ impl SsdTier {
                 0 => {}
                 held => return Err(ChangeError::HoldsObjects(held)),
             }
+            // What was moved from it may be durable nowhere else.
+            shared.flush_moved(&device)?;
         }
         // From here on nothing more is left for it. What is on its way may be in the index in a moment, and counts twice at worst.
         let was_leaving = device.is_leaving.swap(true, Ordering::Relaxed);

@@ -3,7 +3,8 @@
 //! Invariants
 //! - A zone of a leaving disk is void on it before its records could be missed by a removal: other disks keep their
 //!   removals as long as a leaving one has a zone that was opened before them.
-//! - What was moved to other disks is durable there before its zone is void: while it is not, the zone stays.
+//! - What was moved to other disks is durable there before its zone is void: while it is not, the zone stays. Nor is the disk
+//!   called empty before that, or [taken out](super::change), unless by force.
 //! - A record that goes with its zone leaves the index after the zone is void: until then a removal of its key finds it.
 //! - A disk that takes no writes is emptied [as a whole](super::unwritable).
 //!
@@ -115,6 +116,7 @@ impl Shared {
         loop {
             drained.left = self.index.count_device(device.number);
             if drained.left == 0 {
+                self.flush_moved(&device)?;
                 self.end_failing(&device);
                 return Ok(drained);
             }
@@ -172,7 +174,7 @@ impl Shared {
                 return Ok(false);
             }
             let left = std::mem::take(&mut moving.left);
-            self.flush_moved()?;
+            self.flush_moved(device)?;
             if !device.end_reading(zone, READERS_LIMIT) {
                 self.quarantine(device, zone);
                 return Ok(true);

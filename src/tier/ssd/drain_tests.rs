@@ -209,6 +209,82 @@ fn what_is_removed_while_a_disk_that_takes_no_writes_is_emptied_costs_nothing_el
     assert!(tier.shared.devices.all()[0].is_outdated.load(Ordering::Relaxed));
 }
 
+/// Drains the first disk, which holds nothing when that has ended, while flushes of the second one fail.
+fn empty_without_flushes(tier: &SsdTier, disks: &[Arc<MemoryDisk>; 2]) {
+    disks[1].fails_flushes.store(true, Ordering::Relaxed);
+    let stuck = tier.drain(place(), None, &mut |_| true);
+    assert!(matches!(stuck, Err(ChangeError::Stuck(_))), "{stuck:?}");
+    assert_eq!(held(tier, 0), 0);
+}
+
+#[test]
+fn a_disk_is_neither_called_empty_nor_taken_out_before_what_was_moved_from_it_is_durable() {
+    let disks = [MemoryDisk::new(), MemoryDisk::new()];
+    let config = config(2, 20);
+    let (tier, _) = running(&disks, &config);
+    // No more than a zone of each disk.
+    keys().take(16).for_each(|key| assert_eq!(store(&tier, &key, 5, LENGTH), Stored::Yes));
+    let on_first = keys_on_first(&tier);
+    assert!(!on_first.is_empty());
+    empty_without_flushes(&tier, &disks);
+    let again = tier.drain(place(), None, &mut |_| true);
+    assert!(matches!(again, Err(ChangeError::Stuck(_))), "{again:?}");
+    let refused = tier.remove_disk(place(), false);
+    assert!(matches!(refused, Err(ChangeError::Stuck(_))), "{refused:?}");
+    // As a power cut leaves it that takes what the other disk had not made durable.
+    let expected: Vec<_> = on_first.iter().map(|key| key.to_vec()).collect();
+    assert_eq!(found_on_all(&disks[..1], &config), expected);
+    disks[1].fails_flushes.store(false, Ordering::Relaxed);
+    disks[1].keeps_log.store(true, Ordering::Relaxed);
+    tier.remove_disk(place(), false).unwrap();
+    assert!(disks[1].log.lock().iter().any(|logged| matches!(logged, Logged::Flush)));
+    assert!(are_right(&tier, on_first.into_iter()));
+}
+
+#[test]
+fn a_disk_that_takes_no_writes_is_not_given_up_before_what_was_moved_from_it_is_durable() {
+    let config = config(2, 40);
+    let (tier, disks) = with_a_disk_that_takes_no_writes(&config);
+    let first = Arc::clone(&tier.shared.devices.all()[0]);
+    // It is known to fail, and emptied as a whole.
+    while !first.is_failing() {
+        assert!(!tier.flush(Duration::from_secs(20)));
+    }
+    empty_without_flushes(&tier, &disks);
+    let again = tier.drain(place(), None, &mut |_| true);
+    assert!(matches!(again, Err(ChangeError::Stuck(_))), "{again:?}");
+    assert!(!first.is_outdated.load(Ordering::Relaxed));
+    disks[1].fails_flushes.store(false, Ordering::Relaxed);
+    let drained = tier.drain(place(), None, &mut |_| true).unwrap();
+    assert!(drained.left == 0 && first.is_outdated.load(Ordering::Relaxed));
+    assert!(are_right(&tier, keys()));
+}
+
+#[test]
+fn what_was_moved_on_from_a_disk_that_is_taken_out_by_force_is_durable_before_its_first_disk_is_empty() {
+    let disks = [MemoryDisk::new(), MemoryDisk::new(), MemoryDisk::new()];
+    let (config, key) = (config(1, 20), [0_u8]);
+    let (tier, _) = running(&disks[..1], &config);
+    assert_eq!(store(&tier, &key, 5, LENGTH), Stored::Yes);
+    for number in 1..3_u8 {
+        let disk = Arc::clone(&disks[usize::from(number)]) as Arc<dyn super::disk::Disk>;
+        tier.add_disk(format!("disk {number}"), disk, config.capacity).unwrap();
+        // It is ended before anything is flushed.
+        let from = format!("disk {}", number - 1);
+        let moved = tier.drain(Path::new(&from), Some(ByteCount(1)), &mut |drained| drained.moved_bytes == 0);
+        assert_eq!((moved.unwrap().moved, tier.disk_of(&key)), (1, Some(number)));
+    }
+    disks[2].fails_flushes.store(true, Ordering::Relaxed);
+    tier.remove_disk(Path::new("disk 1"), true).unwrap();
+    let stuck = tier.drain(place(), None, &mut |_| true);
+    assert!(matches!(stuck, Err(ChangeError::Stuck(_))), "{stuck:?}");
+    let refused = tier.remove_disk(place(), false);
+    assert!(matches!(refused, Err(ChangeError::Stuck(_))), "{refused:?}");
+    disks[2].fails_flushes.store(false, Ordering::Relaxed);
+    tier.remove_disk(place(), false).unwrap();
+    assert!(is_right(&tier, &key, 5, LENGTH));
+}
+
 /// What is in memory too does not move.
 #[test]
 fn what_is_left_on_a_disk_that_takes_no_writes_does_not_come_back_when_it_is_removed() {

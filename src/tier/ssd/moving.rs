@@ -9,7 +9,7 @@
 //! [`Shared::patience`] says, then the drain ends.
 //! Threads: that which empties the disk.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -59,18 +59,34 @@ impl Shared {
         }
     }
 
-    /// Makes durable what was moved to other disks, also by a drain that ended early.
-    pub(super) fn flush_moved(&self) -> Result<(), ChangeError> {
-        let moved_to = self.moved_to.lock().clone();
-        let disks: Vec<_> = moved_to.iter().filter_map(|&number| self.devices.get(number)).collect();
+    /// Makes durable what was moved from a disk to others, also by a drain that ended early.
+    pub(super) fn flush_moved(&self, device: &Device) -> Result<(), ChangeError> {
+        let disks = self.disks_moved_to(device.number);
         let is_durable = |disk: &Arc<Device>| SsdTier::flush_disks(std::slice::from_ref(disk), MOVE_LIMIT);
         if let Some(disk) = disks.iter().find(|disk| !is_durable(disk)) {
             let reason =
                 format!("what was moved to {} is not durable there; remove that disk, too", disk.name);
             return Err(stuck(&reason));
         }
-        self.moved_to.lock().clear();
+        self.moved_to.lock().retain(|(from, _)| *from != device.number);
         Ok(())
+    }
+
+    /// The disks to which records were moved from one. From those that were taken out since they may have been moved on.
+    fn disks_moved_to(&self, number: u8) -> Vec<Arc<Device>> {
+        let moved_to = self.moved_to.lock().clone();
+        let (mut known, mut left, mut disks) = (BTreeSet::from([number]), vec![number], Vec::new());
+        while let Some(from) = left.pop() {
+            for (_, to) in moved_to.iter().filter(|(moved_from, _)| *moved_from == from) {
+                if known.insert(*to) {
+                    match self.devices.get(*to) {
+                        Some(disk) => disks.push(disk),
+                        None => left.push(*to),
+                    }
+                }
+            }
+        }
+        disks
     }
 }
 
@@ -227,7 +243,7 @@ impl<'a> Moving<'a> {
         if !fits(&other) {
             return Err(NotMoved::Lost);
         }
-        self.shared.moved_to.lock().insert(other.number);
+        self.shared.moved_to.lock().insert((self.device.number, other.number));
         Ok((other.number, self.shared.rewrite(self.device, &other, place, facts)?))
     }
 

@@ -48,8 +48,9 @@ pub(super) struct Shared {
     pub(super) change: Mutex<()>,
     /// Guards nothing but that a disk is not emptied to others while one of its zones is being taken back.
     pub(super) reclaiming: Mutex<()>,
-    /// Guards to which disks records were moved from those that are being emptied, and may not be durable there.
-    pub(super) moved_to: Mutex<BTreeSet<u8>>,
+    /// Guards from which disks, that are being emptied, records were moved to which others since the start, and may not be durable
+    /// there. What earlier lives moved is: a start flushes each disk.
+    pub(super) moved_to: Mutex<BTreeSet<(u8, u8)>>,
     /// Where changes are kept.
     pub(super) changes: Option<PathBuf>,
     /// The places that the configuration names.

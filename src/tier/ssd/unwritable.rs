@@ -87,7 +87,7 @@ impl Shared {
                 }
                 left += moving.left.len() as u64;
             }
-            self.flush_moved()?;
+            self.flush_moved(device)?;
             if drained.moved == moved {
                 return self.give_up_whole(device, left);
             }
