@@ -51,6 +51,9 @@ pub(super) struct Device {
     pub(super) admission: Mutex<Admission>,
     /// Whether it is being emptied, and takes no records.
     pub(super) is_leaving: AtomicBool,
+    /// Whether that has ended, and no start finds a record on it. Set under the lock of what is pending: no removal is left for it
+    /// from then on.
+    pub(super) is_emptied: AtomicBool,
     /// What of it is being emptied.
     pub(super) vacating: Vacating,
     /// Whether the next start gives up what it holds.
@@ -113,6 +116,7 @@ impl Device {
             overdue: Overdue::default(),
             admission: Mutex::new(Admission::closed()),
             is_leaving: AtomicBool::new(false),
+            is_emptied: AtomicBool::new(false),
             vacating: Vacating::default(),
             is_outdated: AtomicBool::new(false),
             is_behind: AtomicBool::new(false),
@@ -369,6 +373,21 @@ impl Device {
     /// Whether it is being emptied.
     pub(super) fn is_leaving(&self) -> bool {
         self.is_leaving.load(Ordering::Relaxed)
+    }
+
+    /// Whether it was emptied: nothing is left there that a removal could hide.
+    pub(super) fn is_emptied(&self) -> bool {
+        self.is_emptied.load(Ordering::Relaxed)
+    }
+
+    /// Whether a start may serve what stands there, so that a removal is to hide it.
+    pub(super) fn may_be_served(&self) -> bool {
+        !self.is_emptied() && !self.is_outdated.load(Ordering::Relaxed)
+    }
+
+    /// Whether the others keep their removals for it: it is being emptied, and a start may serve what stands there.
+    pub(super) fn needs_removals(&self) -> bool {
+        self.is_leaving() && self.may_be_served()
     }
 
     /// Whether its filesystem had no room for all zones.

@@ -7,6 +7,8 @@
 //!   called empty before that, or [taken out](super::change), unless by force.
 //! - A record that goes with its zone leaves the index after the zone is void: until then a removal of its key finds it.
 //! - A disk that takes no writes is emptied [as a whole](super::unwritable).
+//! - When nothing is left on a disk, its other zones become void, too: those of which all was removed or moved before. From when
+//!   no start finds a record there it takes no removals, and no other disk keeps its own for it, however long it stays.
 //!
 //! Limits: a zone is emptied `ATTEMPTS` times at most, and waits for `READERS_LIMIT` for those who still read it.
 //! Threads: any that may wait; one disk at a time.
@@ -117,10 +119,11 @@ impl Shared {
             drained.left = self.index.count_device(device.number);
             if drained.left == 0 {
                 self.flush_moved(&device)?;
-                self.end_failing(&device);
-                return Ok(drained);
+                self.end_emptying(&device, &mut drained, &mut pace, progress);
+                // What was on its way to it may have come meanwhile, or be back from another disk.
+                drained.left = self.index.count_device(device.number);
             }
-            if !progress(drained) {
+            if drained.left == 0 || !progress(drained) {
                 return Ok(drained);
             }
             self.close_open_zone(&device)?;
@@ -143,6 +146,77 @@ impl Shared {
             return Ok(());
         }
         Err(stuck("its writer does not answer"))
+    }
+
+    /// Nothing is left on a disk, and what was moved from it is durable elsewhere. That it goes on taking removals, as some of its
+    /// zones are not void, is said in the log: it can be taken out all the same.
+    fn end_emptying(
+        &self,
+        device: &Arc<Device>,
+        drained: &mut Drained,
+        pace: &mut Pace,
+        progress: &mut dyn FnMut(Drained) -> bool,
+    ) {
+        if !device.is_failing()
+            && let Err(error) = self.make_void(device, drained, pace, progress)
+        {
+            tracing::warn!(device = device.name, %error, "a disk without objects goes on taking removals");
+        }
+        self.end_failing(device);
+    }
+
+    /// Makes all zones of a disk void on which nothing is left. Ends early when nobody wants more.
+    fn make_void(
+        &self,
+        device: &Arc<Device>,
+        drained: &mut Drained,
+        pace: &mut Pace,
+        progress: &mut dyn FnMut(Drained) -> bool,
+    ) -> Result<(), ChangeError> {
+        if device.is_emptied() {
+            return Ok(());
+        }
+        // Who chose it for a record before it began to leave has left that for it under this lock. The writer has ended with all
+        // such, and with zones that are given up, when it comes to the end of the zone.
+        drop(self.pending.lock());
+        self.close_open_zone(device)?;
+        if device.queue.bytes() > 0 || device.may_find_given_up() {
+            return Err(stuck("records are on their way to it, or zones of it are given up"));
+        }
+        // There are removals alone in what is opened from here on.
+        let began = self.next_order();
+        if !self.empty_closed(device, drained, pace, progress)? {
+            return Ok(());
+        }
+        self.close_open_zone(device)?;
+        let is_left = device.oldest_sequence(u32::MAX).is_some_and(|oldest| oldest < began);
+        if is_left || device.may_find_given_up() {
+            return Err(stuck("zones of it are not void"));
+        }
+        {
+            // A removal that comes before this is void with the zone that is closed next, and one that comes later passes it by.
+            let _pending = self.pending.lock();
+            device.is_emptied.store(true, Ordering::Relaxed);
+        }
+        self.empty_closed(device, drained, pace, progress)?;
+        Ok(())
+    }
+
+    /// Empties the zones of a disk that were opened by now. Returns false when nobody wants more.
+    fn empty_closed(
+        &self,
+        device: &Arc<Device>,
+        drained: &mut Drained,
+        pace: &mut Pace,
+        progress: &mut dyn FnMut(Drained) -> bool,
+    ) -> Result<bool, ChangeError> {
+        self.close_open_zone(device)?;
+        for (_, zone) in device.closed_by_age() {
+            if !progress(*drained) || !self.empty_to_others(device, zone, drained, pace, progress)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Writes what a zone holds to other disks and frees it. Returns false when nobody wants more.

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use tidefs_engine::types::Version;
 
-use super::format::ZONES_START;
+use super::format::{FooterEntry, ZONES_START};
 use super::testing::*;
 use super::*;
 
@@ -207,6 +207,101 @@ fn what_is_removed_while_a_disk_that_takes_no_writes_is_emptied_costs_nothing_el
     // Without that other disk nobody would know of it.
     tier.remove_disk(Path::new("disk 1"), true).unwrap();
     assert!(tier.shared.devices.all()[0].is_outdated.load(Ordering::Relaxed));
+}
+
+/// How many removals of the oldest zone of a disk that has some are kept when it is taken back. Older zones are taken back.
+fn removals_kept(tier: &SsdTier, disk: usize) -> usize {
+    let device = Arc::clone(&tier.shared.devices.all()[disk]);
+    loop {
+        let (_, zone) = device.closed_by_age()[0];
+        let entries = tier.shared.entries_in(&device, zone).unwrap();
+        if entries.iter().any(|entry| matches!(entry, FooterEntry::Tombstones(_))) {
+            return tier.shared.needed_tombstones(&device, zone, &entries).len();
+        }
+        assert!(tier.shared.take_back(&device, zone, &entries));
+    }
+}
+
+#[test]
+fn a_disk_that_is_empty_takes_no_removals_and_has_no_other_one_keep_them() {
+    let disks = [MemoryDisk::new(), MemoryDisk::new()];
+    let config = config(2, 20);
+    let tier = filled(&disks, &config);
+    let on_first = keys_on_first(&tier);
+    assert_eq!(tier.drain(place(), None, &mut |_| true).unwrap().left, 0);
+    let used = || tier.status().devices[0].used_zones;
+    assert_eq!(used(), 0);
+    on_first.iter().for_each(|key| tier.remove(key, Version(5)));
+    for number in 0..60_u8 {
+        let key = [number, 1];
+        assert_eq!(store(&tier, &key, 6, LENGTH), Stored::Yes);
+        tier.remove(&key, Version(6));
+        assert!(tier.flush(Duration::from_secs(20)));
+    }
+    assert_eq!(used(), 0);
+    let expected: Vec<_> = keys().filter(|key| !on_first.contains(key)).map(|key| key.to_vec()).collect();
+    assert_eq!(found_on_all(&disks, &config), expected);
+    assert_eq!(removals_kept(&tier, 1), 0);
+}
+
+#[test]
+fn a_disk_that_is_given_up_has_no_other_one_keep_removals() {
+    let (tier, _disks) = with_a_disk_that_takes_no_writes(&config(2, 40));
+    assert_eq!(tier.drain(place(), None, &mut |_| true).unwrap().left, 0);
+    assert!(tier.shared.devices.all()[0].is_outdated.load(Ordering::Relaxed));
+    assert_eq!(removals_kept(&tier, 1), 0);
+}
+
+#[test]
+fn a_removal_after_a_disk_is_given_up_costs_nothing_of_another_that_is_being_emptied() {
+    let disks = [MemoryDisk::new(), MemoryDisk::new(), MemoryDisk::new()];
+    let config = config(3, 20);
+    let tier = filled(&disks, &config);
+    let devices = tier.shared.devices.all();
+    let take_no_writes = |disk: usize| {
+        disks[disk].fails_writes.store(true, Ordering::Relaxed);
+        disks[disk].fails_flushes.store(true, Ordering::Relaxed);
+        while !devices[disk].is_failing() {
+            assert!(!tier.flush(Duration::from_secs(20)));
+        }
+    };
+    take_no_writes(0);
+    assert_eq!(tier.drain(place(), None, &mut |_| true).unwrap().left, 0);
+    take_no_writes(1);
+    assert!(tier.drain(Path::new("disk 1"), None, &mut |_| false).unwrap().left > 0);
+    let removed = keys().find(|key| tier.disk_of(key) == Some(2)).unwrap();
+    tier.remove(&removed, Version(5));
+    // The writers of the first two have done what was left for them, and the third notes what they handed on.
+    SsdTier::flush_disks(&devices[..2], Duration::from_secs(20));
+    assert!(SsdTier::flush_disks(&devices[2..], Duration::from_secs(20)));
+    let is_given_up = |disk: usize| devices[disk].is_outdated.load(Ordering::Relaxed);
+    assert_eq!([0, 1, 2].map(is_given_up), [true, false, false]);
+    let expected: Vec<_> = keys().filter(|key| *key != removed).map(|key| key.to_vec()).collect();
+    assert_eq!(found_on_all(&disks, &config), expected);
+}
+
+#[test]
+fn zones_of_which_all_was_removed_become_void_with_their_disk_and_a_kill_meanwhile_brings_nothing_back() {
+    let disks = [MemoryDisk::new(), MemoryDisk::new()];
+    let config = config(2, 20);
+    let tier = filled(&disks, &config);
+    let on_first = keys_on_first(&tier);
+    on_first.iter().for_each(|key| tier.remove(key, Version(5)));
+    assert!(tier.flush(Duration::from_secs(20)));
+    let mut content = disks[0].content.lock().clone();
+    disks[0].keeps_log.store(true, Ordering::Relaxed);
+    let drained = tier.drain(place(), None, &mut |_| true).unwrap();
+    assert_eq!((drained, tier.status().devices[0].used_zones), (Drained::default(), 0));
+    let expected: Vec<_> = keys().filter(|key| !on_first.contains(key)).map(|key| key.to_vec()).collect();
+    let log = disks[0].log.lock().clone();
+    assert!(!log.is_empty());
+    for logged in log {
+        let Logged::Write { offset, bytes } = logged else { continue };
+        let at = usize::try_from(offset).unwrap();
+        content[at..at + bytes.len()].copy_from_slice(&bytes);
+        let killed = [MemoryDisk::holding(content.clone()), Arc::clone(&disks[1])];
+        assert_eq!(found_on_all(&killed, &config), expected);
+    }
 }
 
 /// Drains the first disk, which holds nothing when that has ended, while flushes of the second one fail.

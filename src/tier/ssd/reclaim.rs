@@ -224,8 +224,8 @@ impl Shared {
         entries: &[FooterEntry],
     ) -> Vec<Tombstone> {
         let others = self.devices.all();
-        let leaving = others.iter().filter(|other| other.is_leaving() && other.number != device.number);
-        let elsewhere = leaving.filter_map(|other| other.oldest_sequence(u32::MAX)).min();
+        let in_need = others.iter().filter(|other| other.needs_removals() && other.number != device.number);
+        let elsewhere = in_need.filter_map(|other| other.oldest_sequence(u32::MAX)).min();
         let Some(oldest) = device.oldest_sequence(number).into_iter().chain(elsewhere).min() else {
             return Vec::new();
         };

@@ -3,6 +3,8 @@
 //! Invariants
 //! - A removal goes wherever a start may find what it hides: where that stands or is on its way, where a
 //!   [second record](super::second_places) of it may stand, to disks that are being emptied, and to those with zones that are given up.
+//!   It goes to none that was emptied: nothing stands there, and what is written there is never taken back. Nor to one that the
+//!   next start gives up: a removal that is lost there gives up those that lean on it.
 //! - It is left under the lock of what is on its way, which says of which version it is: it does not hide what its owner stores
 //!   meanwhile. So does one that is noted once more: the next start does not ask in which order the file of intents came to be.
 //!
@@ -85,7 +87,8 @@ impl Shared {
         devices.sort_unstable();
         devices.dedup();
         let mut is_whole = true;
-        for device in devices.into_iter().filter_map(|number| self.devices.get(number)) {
+        let devices = devices.into_iter().filter_map(|number| self.devices.get(number));
+        for device in devices.filter(|device| device.may_be_served()) {
             is_whole &= self.bury(under_way, &device, hash, version);
         }
         is_whole

@@ -98,9 +98,7 @@ impl Shared {
     /// Has the next start give up a disk of which all that could be moved is durable elsewhere, and drops the `left` records.
     fn give_up_whole(&self, device: &Arc<Device>, left: u64) -> Result<(), ChangeError> {
         let others = self.devices.all();
-        let is_in_need = |other: &Arc<Device>| {
-            other.number != device.number && other.is_leaving() && !other.is_outdated.load(Ordering::Relaxed)
-        };
+        let is_in_need = |other: &Arc<Device>| other.number != device.number && other.needs_removals();
         if others.iter().any(is_in_need) {
             return Err(stuck(
                 "its removals count for another disk that is being emptied: remove that one first",
