@@ -5,6 +5,7 @@
 //! Any other variable that starts with `TIDEFS_` is a mistake and reported, except the ones that are no
 //! settings by design:
 //! - `TIDEFS_CONFIG` names the configuration file;
+//! - `TIDEFS_LIBFABRIC` names the library of a transport, which the engine looks for;
 //! - `TIDEFS_TEST_*` and `TIDEFS_BENCH_*` steer tests and benchmarks of this project;
 //! - Kubernetes sets `TIDEFS_SERVICE_HOST`, `TIDEFS_PORT_80_TCP` and the like in each pod when a service is
 //!   called `tidefs`, and nobody can take these away.
@@ -60,7 +61,8 @@ fn is_reserved(rest: &str) -> bool {
         || rest == "PORT"
         || rest.ends_with("_PORT")
         || rest.split("PORT_").skip(1).any(|after| after.starts_with(|first: char| first.is_ascii_digit()));
-    of_kubernetes || rest == "CONFIG" || rest.starts_with("TEST_") || rest.starts_with("BENCH_")
+    let names_a_file = matches!(rest, "CONFIG" | "LIBFABRIC");
+    of_kubernetes || names_a_file || rest.starts_with("TEST_") || rest.starts_with("BENCH_")
 }
 
 #[cfg(test)]
@@ -99,6 +101,12 @@ mod tests {
         ] {
             assert!(read(variable, "10.0.0.1").0.is_empty(), "{variable}");
         }
+    }
+
+    #[test]
+    fn the_variable_that_names_libfabric_is_no_setting_and_no_mistake() {
+        assert_eq!(read("TIDEFS_LIBFABRIC", "/opt/lib/libfabric.so.1"), (Vec::new(), Vec::new()));
+        assert_eq!(read("TIDEFS_LIBFABRIC_DIR", "/opt/lib").0.len(), 1, "no name of a variable");
     }
 
     #[test]

@@ -17,10 +17,11 @@ pub(crate) fn set_apart(command: &mut Command) {
     command.args(["-o", NO_SETTINGS]);
 }
 
-/// Whether a variable holds a setting, or means something to this program alone, which a daemon takes for a mistake.
+/// Whether a variable holds a setting, or means something to this program alone, which a daemon takes for a mistake. Where the
+/// library of a transport lies is neither: without that a daemon has no such transport.
 fn is_of_this_host(variable: &OsStr) -> bool {
     let rest = variable.as_bytes().strip_prefix(b"TIDEFS_");
-    rest.is_some_and(|rest| !rest.starts_with(b"TEST_"))
+    rest.is_some_and(|rest| rest != b"LIBFABRIC" && !rest.starts_with(b"TEST_"))
 }
 
 /// Whether this process was started to go on without its terminal, as by nohup(1). To be asked before SIGHUP is handled.
@@ -36,9 +37,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables_of_tidefs_are_of_this_host_but_those_of_tests() {
+    fn variables_of_tidefs_are_of_this_host_but_those_of_tests_and_of_a_library() {
         let is_of = |variable: &str| is_of_this_host(OsStr::new(variable));
         assert!(is_of("TIDEFS_CONFIG") && is_of("TIDEFS_CLUSTER_ETCD") && is_of("TIDEFS_COMMIT"));
+        assert!(!is_of("TIDEFS_LIBFABRIC") && is_of("TIDEFS_LIBFABRIC_DIR"));
         assert!(!is_of("TIDEFS_TEST_LONG") && !is_of("PATH") && !is_of("MY_TIDEFS_CONFIG"));
     }
 }
