@@ -74,9 +74,9 @@ settings! {
 
     /// How the mount talks to the kernel.
     fuse: FuseSettings {
-        /// Whether the kernel serves large objects without asking the daemon (Linux 6.9, CAP_SYS_ADMIN). `auto`
-        /// uses it where it can and warns where it cannot, `always` refuses to start without it. `never` asks the daemon for
-        /// each read and write; `cached` goes through the page cache, as `auto` does before Linux 6.6 for shared mappings.
+        /// Whether the kernel serves large objects without asking the daemon (Linux 6.9, CAP_SYS_ADMIN of the host).
+        /// `auto` uses it where it can and warns where it cannot, `always` refuses to start without it. `never` asks the daemon
+        /// for each read and write; `cached` goes through the page cache, as `auto` does before Linux 6.6 for shared mappings.
         passthrough: Passthrough {
             default: Passthrough::Auto;
             range: Range::any(); alias: "passthrough"; example: "always";

@@ -4,7 +4,10 @@
 //!
 //! Threads: that which opens the session; nothing here is asked afterwards.
 
-use fuser::{InitFlags, KernelConfig};
+use std::os::fd::AsFd;
+
+use fuser::{BackingId, InitFlags, KernelConfig};
+use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use super::session::SessionSettings;
 
@@ -91,17 +94,19 @@ impl Handshake {
     }
 }
 
-/// What is told of the handshake, whose outcome is there unless the kernel did not ask for it.
+/// What is told of the handshake, whose outcome is there unless the kernel did not ask for it. `session`: the device, once the
+/// kernel has our answer.
 pub(super) fn facts_of(
     handshake: Option<&Handshake>,
     settings: &SessionSettings,
     may_register: bool,
+    session: impl AsFd,
 ) -> SessionFacts {
     let reason = match handshake {
         _ if settings.passthrough && !may_register => {
             Some("registering backing files needs CAP_SYS_ADMIN, which the daemon does not have".to_owned())
         }
-        Some(handshake) => handshake.passthrough.clone().err(),
+        Some(handshake) => handshake.passthrough.clone().and_then(|()| try_backing(session)).err(),
         None => Some("the kernel did not shake hands".to_owned()),
     };
     SessionFacts {
@@ -114,7 +119,27 @@ pub(super) fn facts_of(
     }
 }
 
-/// Whether the process may register backing files: CAP_SYS_ADMIN, bit 21 of the effective set (capabilities(7)).
+/// Registers an empty file, which stays registered until the session ends. Says why, where the kernel takes none.
+///
+/// Whoever is root in a user namespace alone has the capability there, may mount, and is offered passthrough: the kernel asks
+/// for the capability in the initial namespace when it is given a file (`fuse_backing_open` of fs/fuse/backing.c).
+fn try_backing(session: impl AsFd) -> Result<(), String> {
+    // As `vm.memfd_noexec` may demand, and every kernel with passthrough knows.
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::from_bits_retain(libc::MFD_NOEXEC_SEAL);
+    let file = memfd_create(c"tidefs-backing", flags)
+        .map_err(|error| format!("there is no file to try a registration with: {error}"))?;
+    match BackingId::create_raw(session, file) {
+        Ok(_) => Ok(()),
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+            let need = "registering backing files needs CAP_SYS_ADMIN of the host: that of a user namespace, as in a \
+                        rootless container, is not enough";
+            Err(need.to_owned())
+        }
+        Err(error) => Err(format!("the kernel refuses backing files: {error}")),
+    }
+}
+
+/// Whether the process may try to register backing files: CAP_SYS_ADMIN, bit 21 of the effective set (capabilities(7)).
 pub(super) fn may_register_backings() -> bool {
     const CAP_SYS_ADMIN: u32 = 21;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

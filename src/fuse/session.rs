@@ -129,7 +129,7 @@ impl Session {
             control_handles: AtomicU64::new(CONTROL_HANDLES),
         };
         let Opened { own, session, device } = open_session(dispatcher, settings)?;
-        let facts = facts_of(handshake.get(), settings, may_register);
+        let facts = facts_of(handshake.get(), settings, may_register, &session);
         if let (true, Some(reason)) = (settings.passthrough_required, &facts.passthrough_reason) {
             return Err(MountError::NoPassthrough { reason: reason.clone() });
         }

@@ -15,6 +15,7 @@ mod daemon;
 mod log;
 mod restart;
 mod restart_speed;
+mod rootless;
 mod session_end;
 mod shutdown;
 mod side_by_side;
