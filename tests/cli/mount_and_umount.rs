@@ -224,6 +224,40 @@ fn umount_signals_no_process_that_has_the_number_of_a_daemon_in_a_container() {
 }
 
 #[test]
+fn umount_signals_no_such_process_where_that_daemon_does_not_listen_yet_or_any_more() {
+    let mut mount = Mount::prepare(&[]);
+    mount.start_daemon_apart();
+    let instance = mount.instance_dir();
+    let (socket, away) = (instance.join("control.sock"), instance.join("control.away"));
+    fs::rename(&socket, &away).expect("a socket");
+    let mut stranger = Command::new("sleep").arg("600").spawn().expect("sleep is installed");
+    fs::write(instance.join("lock"), format!("{}\n", stranger.id())).expect("a number of its container");
+    fails(&mount, &["umount", argument(mount.path())], 1, "another pid namespace");
+    let ended = stranger.try_wait().expect("a child can be waited for");
+    let _ = stranger.kill();
+    let _ = stranger.wait();
+    assert_eq!(ended, None, "the other process goes on");
+    fs::rename(&away, &socket).expect("a socket");
+    fs::write(mount.namespace("ns").join("a"), object(1, 100_000)).expect("it serves on");
+}
+
+#[test]
+fn umount_in_the_container_of_a_daemon_stops_it_though_it_is_the_first_process_there() {
+    let mut mount = Mount::prepare(&[]);
+    mount.start_daemon_apart();
+    // As by `docker exec`: the numbers of processes are those of the container. The end of that is the command's, too.
+    let script =
+        "mount -t proc proc /proc && umount -i -l \"$1\" && exec \"$0\" umount \"$1\" --state-dir \"$2\"";
+    let mut command = Command::new("nsenter");
+    command.args(["--target", &mount.pid().to_string(), "--pid", "unshare", "--mount", "sh", "-c", script]);
+    command.arg(binary()).arg(mount.path()).arg(mount.state_dir());
+    let finished = program::run(&mut command, COMMAND);
+    // How the command ended says nothing: the end of the container is its own.
+    assert!(finished.errors.is_empty(), "{finished:?}");
+    assert!(mount.wait_for_end().success(), "{finished:?}");
+}
+
+#[test]
 fn mount_tells_why_it_did_not_work() {
     let place = Unmounted::new();
     let missing = place.base.path().join("missing");

@@ -1,7 +1,8 @@
 //! Who serves a mount: the lock file that a daemon holds for its life.
 //!
 //! `flock` ends with its holder, however that ends, so a held lock means a live daemon and a free one a dead
-//! daemon; the process id in the file is only trusted while the lock is held.
+//! daemon; the process id in the file is only trusted while the lock is held, and is that of the daemon's own pid
+//! namespace: [`is_held_by`] tells whether it is the daemon's here, too.
 //!
 //! Invariants
 //! - [`InstanceLock`] is on the file that stands at its path, not on one that was removed meanwhile.
@@ -9,16 +10,21 @@
 //! - A look ([`probe`]) holds the lock shared for an instant; [`InstanceLock::acquire`] therefore tries for
 //!   [`ACQUIRE_PATIENCE`] before it believes in another holder.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{DirEntry, File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, Read as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use nix::sys::stat::{major, minor};
+
 /// For how long a lock that others only look at may seem to be held.
 pub const ACQUIRE_PATIENCE: Duration = Duration::from_millis(300);
 
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The kernel's table of file locks (proc_locks(5)).
+const LOCKS: &str = "/proc/locks";
 
 /// What a lock file says about its daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +54,51 @@ pub fn probe(path: &Path) -> io::Result<Daemon> {
         Err(TryLockError::WouldBlock) => Ok(Daemon::Alive { pid: read_pid(&mut file)? }),
         Err(TryLockError::Error(error)) => Err(error),
     }
+}
+
+/// Whether the process with this number here is the daemon that holds the lock at `path`. Where that runs in a container, its own
+/// number may be that of anybody here.
+///
+/// # Errors
+/// The lock, or the kernel's table of locks, cannot be read, and nothing else tells.
+pub fn is_held_by(path: &Path, pid: u32) -> io::Result<bool> {
+    let lock = match std::fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        lock => lock?,
+    };
+    // The table names the process that took the lock, also where its files are not shown: it is another user's, or just ending.
+    // Whoever was handed the lock, as by flock(1), has the file open.
+    let table = std::fs::read_to_string(LOCKS);
+    let is_in_table = table.as_ref().is_ok_and(|table| names_holder(table, pid, lock.dev(), lock.ino()));
+    if is_in_table || has_open(pid, path, &lock) {
+        return Ok(true);
+    }
+    table.map(|_| false)
+}
+
+/// Whether a process has the file at `path` open, as far as it is shown to this one.
+fn has_open(pid: u32, path: &Path, file: &Metadata) -> bool {
+    let is_it = |entry: DirEntry| {
+        let link = entry.path();
+        // By the name first: a look at a file of a disk that hangs would hang.
+        let is_called_so = std::fs::read_link(&link).is_ok_and(|open| open.file_name() == path.file_name());
+        let is_same = |open: Metadata| (open.dev(), open.ino()) == (file.dev(), file.ino());
+        is_called_so && std::fs::metadata(&link).is_ok_and(is_same)
+    };
+    std::fs::read_dir(format!("/proc/{pid}/fd")).is_ok_and(|open| open.flatten().any(is_it))
+}
+
+/// Whether a table of locks has `pid` as the holder of one on the inode `ino` of the device `dev`, as a daemon holds it.
+fn names_holder(table: &str, pid: u32, dev: u64, ino: u64) -> bool {
+    // The device, too: of two file systems in memory both have the inode. Where stat(2) tells of another one than the table
+    // does (btrfs, overlayfs), no line is the lock's, and only who has the file open is known to hold it.
+    let lock = format!("{:02x}:{:02x}:{ino}", major(dev), minor(dev));
+    table.lines().any(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        // Who waits for a lock has `->` in the place of its kind.
+        let [_, "FLOCK", _, "WRITE", holder, file, ..] = words[..] else { return false };
+        holder.parse::<u32>() == Ok(pid) && file == lock
+    })
 }
 
 /// Why a lock was not got.
@@ -152,6 +203,8 @@ fn read_pid(file: &mut File) -> io::Result<Option<u32>> {
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::stat::makedev;
+
     use super::*;
 
     #[test]
@@ -165,6 +218,33 @@ mod tests {
         drop(lock);
         assert_eq!(probe(&path).unwrap(), Daemon::Gone);
         assert!(InstanceLock::acquire(&path).unwrap().had_predecessor());
+    }
+
+    #[test]
+    fn a_held_lock_is_that_of_its_holder_and_of_no_other_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let (this, other) = (std::process::id(), std::os::unix::process::parent_id());
+        assert!(!is_held_by(&path, this).unwrap(), "there is none");
+        let lock = InstanceLock::acquire(&path).unwrap();
+        assert!(is_held_by(&path, this).unwrap());
+        assert!(!is_held_by(&path, other).unwrap());
+        drop(lock);
+        assert!(!is_held_by(&path, this).unwrap());
+    }
+
+    #[test]
+    fn a_table_of_locks_names_who_holds_one_and_not_who_waits_for_it_or_holds_one_of_another_device() {
+        let table = "1: FLOCK  ADVISORY  WRITE 412 00:1a:77 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 413 00:1a:77 0 EOF\n\
+                     2: POSIX  ADVISORY  WRITE 414 00:1a:77 0 EOF\n3: FLOCK  ADVISORY  READ  415 00:1a:77 0 EOF\n\
+                     4: FLOCK  ADVISORY  WRITE 416 00:1b:77 0 EOF\n5: FLOCK  ADVISORY  WRITE 417 103:1400:77 0 EOF\n";
+        let holders = |dev: u64, ino: u64| -> Vec<u32> {
+            (400..430).filter(|&pid| names_holder(table, pid, dev, ino)).collect()
+        };
+        assert_eq!(holders(makedev(0, 0x1a), 77), [412]);
+        assert_eq!(holders(makedev(0, 0x1b), 77), [416]);
+        assert_eq!(holders(makedev(0x103, 0x1400), 77), [417]);
+        assert!(holders(makedev(0, 0x1a), 7).is_empty());
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //! The daemon is told to stop and does the rest; its lock tells when it is gone. Whatever mount is left then is taken away,
 //! unless it answers: a daemon of another state directory serves it. `--discard` frees the kept memory under the lock, so
 //! that no daemon starts on it meanwhile.
+//!
+//! Invariant: no process is signalled but the one that holds the lock.
 
 use std::fs;
 use std::io;
@@ -14,7 +16,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
 use tidefs_control_api::instance::Instance;
-use tidefs_control_api::lock::{Daemon, InstanceLock, LockError};
+use tidefs_control_api::lock::{self, Daemon, InstanceLock, LockError};
 use tidefs_control_api::log::{earlier_log, refused_log};
 use tidefs_control_api::mounts;
 
@@ -23,6 +25,9 @@ use crate::error::{CliError, Exit};
 use crate::launch::LOOK_INTERVAL;
 use crate::locate::{self, mount_table, probe};
 use crate::output::{Output, shown};
+
+/// For how long the number in a held lock may be nobody's here: a daemon that just took it has yet to write its own.
+const UNPROVEN: Duration = Duration::from_millis(500);
 
 pub(crate) fn run(args: &UmountArgs, output: Output) -> Result<(), CliError> {
     let table = mount_table()?;
@@ -87,16 +92,19 @@ pub(super) fn is_mounted(dir: &Path) -> Result<bool, CliError> {
 
 /// Tells the daemon to stop and waits until it is gone.
 fn stop(instance: &Instance, dir: &Path, timeout: Duration) -> Result<(), CliError> {
-    let deadline = Instant::now() + timeout;
+    let began = Instant::now();
     let mut told = false;
     loop {
         match probe(instance)? {
             Daemon::Gone | Daemon::NoRecord => return Ok(()),
-            Daemon::Alive { pid: Some(pid) } if !told => {
+            Daemon::Alive { pid: Some(pid) } if !told && is_here(instance, pid)? => {
                 told = true;
-                terminate(instance, dir, pid)?;
+                terminate(pid)?;
             }
-            Daemon::Alive { pid } if Instant::now() >= deadline => {
+            Daemon::Alive { pid: Some(pid) } if !told && began.elapsed() >= UNPROVEN => {
+                return Err(elsewhere(dir, pid));
+            }
+            Daemon::Alive { pid } if began.elapsed() >= timeout => {
                 let pid = pid.map_or("unknown".to_owned(), |pid| pid.to_string());
                 let message = format!(
                     "process {pid}, which serves {}, did not stop within {} s",
@@ -114,19 +122,25 @@ fn stop(instance: &Instance, dir: &Path, timeout: Duration) -> Result<(), CliErr
     }
 }
 
-/// The lock is held by `pid` at this moment, so the process is the daemon and not one that inherited its number, unless the
-/// daemon runs in a container, where it has that number alone.
-fn terminate(instance: &Instance, dir: &Path, pid: u32) -> Result<(), CliError> {
-    if locate::listener(instance).is_some_and(|listener| u32::try_from(listener) != Ok(pid)) {
-        let message = format!(
-            "the daemon of {} runs in another pid namespace, as process {pid} of that",
-            dir.display()
-        );
-        return Err(CliError::new(Exit::Failed, message)
-            .next_step("stop its container, or run this command where the daemon runs"));
-    }
+/// Whether the process with this number here holds the lock.
+fn is_here(instance: &Instance, pid: u32) -> Result<bool, CliError> {
+    lock::is_held_by(&instance.lock(), pid)
+        .map_err(|error| CliError::system(format!("cannot tell whether process {pid} is the daemon"), &error))
+}
+
+/// That the daemon of `dir` is `pid` in a container alone: here that number is nobody's, or another process's.
+fn elsewhere(dir: &Path, pid: u32) -> CliError {
+    let message =
+        format!("the daemon of {} runs in another pid namespace, as process {pid} of that", dir.display());
+    CliError::new(Exit::Failed, message)
+        .next_step("stop its container, or run this command where the daemon runs")
+}
+
+/// Tells a process to end that held the lock a moment ago, so that it is the daemon and not one that inherited its number. In a
+/// container it may be the first process.
+fn terminate(pid: u32) -> Result<(), CliError> {
     let wrong = || CliError::new(Exit::Failed, format!("the lock names {pid}, which cannot be a daemon"));
-    let pid = i32::try_from(pid).ok().filter(|pid| *pid > 1).ok_or_else(wrong)?;
+    let pid = i32::try_from(pid).ok().filter(|pid| *pid > 0).ok_or_else(wrong)?;
     match kill(Pid::from_raw(pid), Signal::SIGTERM) {
         Ok(()) | Err(Errno::ESRCH) => Ok(()),
         Err(error) => Err(CliError::system(format!("cannot stop process {pid}"), &error.into())),
