@@ -105,8 +105,9 @@ impl Datapath {
             // Who has references to it did not take it out of the order of eviction.
             let is_first = object.readers() + object.writers() == 0;
             let is_first_passthrough = object.open.as_ref().is_none_or(|open| open.passthrough == 0);
-            // Who read it before its seal may have it mapped still.
-            object.marks.set(Marks::READ, object.marks.has(Marks::READ) || is_sealed || !options.write);
+            // Who read it before its seal may have it mapped still. Who can only write it, as to cut it by name, maps nothing.
+            let may_be_mapped = !options.write || (is_sealed && options.read);
+            object.marks.set(Marks::READ, object.marks.has(Marks::READ) || may_be_mapped);
             if let (Place::Solo(segment), true) = (&object.place, object.marks.has(Marks::SHARED)) {
                 self.fast.segments.lock().taint(*segment);
             }

@@ -80,6 +80,26 @@ fn what_a_reader_has_open_is_not_cut_by_who_looked_its_name_up_before_it_was_rep
     [writer, reader].into_iter().for_each(|token| logic.close(0, token));
 }
 
+/// Who cuts it has not read it: nobody has it mapped, so it is no version that stays as it is.
+#[test]
+fn an_object_that_is_cut_by_name_again_and_again_stays_that_of_who_kept_it_open_after_its_rename() {
+    let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
+    let writer = logic.open(0, "k.tmp", CREATE).expect("create");
+    logic.write(0, writer, 0, &bytes(1, 50_000)).expect("write");
+    logic.rename(0, "k.tmp", "k", false).expect("rename");
+    let before = logic.inode("k");
+    for length in [40_000, 30_000, 20_000] {
+        logic.truncate(2, "k", length).expect("truncate");
+    }
+    logic.write(0, writer, 20_000, &bytes(2, 5000)).expect("it is open still");
+    logic.close(0, writer);
+    assert_eq!(logic.inode("k"), before);
+    let found = logic.open(1, "k", READ).expect("open");
+    let expected = [&bytes(1, 50_000)[..20_000], &bytes(2, 5000)[..]].concat();
+    assert!(logic.read(1, found, 0, 60_000).expect("read") == expected);
+    logic.close(1, found);
+}
+
 /// Which the kernel does not tell of: a mapping outlives its descriptor.
 #[test]
 fn what_was_read_under_a_temporary_name_is_not_written_where_it_is_under_its_own() {
