@@ -72,12 +72,24 @@ impl Datapath {
     /// [`Error::Unsupported`] when it has no name any more.
     pub(super) fn unpack(&self, ino: Ino) -> Result<bool, Error> {
         let (directory, size) = {
-            let state = self.lock();
+            let mut state = self.lock();
             let slot = state.slot_of(ino)?;
             let is_packed = |object: &&Object| matches!(object.place, Place::Packed(_));
             let Some(object) = state.object(slot).filter(is_packed) else { return Ok(false) };
-            (state.tree.node(slot).parent, object.size)
+            let size = object.size;
+            // What makes room for its segment must not evict it.
+            state.hold(slot);
+            (state.tree.node(slot).parent, size)
         };
+        let outcome = self.unpack_held(ino, size, directory);
+        let mut state = self.lock();
+        if let Some(slot) = state.tree.by_ino(ino) {
+            state.update_hold(slot);
+        }
+        outcome
+    }
+
+    fn unpack_held(&self, ino: Ino, size: ByteCount, directory: Slot) -> Result<bool, Error> {
         let (segment, file) = self.tier.create_segment()?;
         let moved = self.reserve(&file, ByteCount::ZERO, size, directory).and_then(|()| {
             let mut state = self.lock();
