@@ -64,9 +64,9 @@ impl Datapath {
         self.age_blanks();
     }
 
-    /// Frees the bytes of those that linger. Returns whether there were any bytes to free.
+    /// Frees the bytes of those that linger. Returns whether there were any in memory.
     pub(super) fn let_linger_no_more(&self, which: Lingerers) -> bool {
-        let (mut places, mut idle) = (Vec::new(), Vec::new());
+        let (mut places, mut slot_files, mut idle) = (Vec::new(), Vec::new(), Vec::new());
         {
             let mut state = self.lock();
             let lingering = state.lingering.take(which);
@@ -81,7 +81,9 @@ impl Datapath {
                 }
                 idle.push(ino);
                 match object.place {
-                    Place::Scratch(_) | Place::Ssd | Place::Remote | Place::Freed => {}
+                    Place::Ssd | Place::Remote | Place::Freed => {}
+                    // It frees itself with its last user, which is this one.
+                    Place::Scratch(_) => slot_files.push(std::mem::replace(&mut object.place, Place::Freed)),
                     Place::Solo(_) | Place::Packed(_) => {
                         places.push(std::mem::replace(&mut object.place, Place::Freed));
                     }
@@ -96,7 +98,7 @@ impl Datapath {
             kernel.drop_idle(&idle);
         }
         let had_bytes = !places.is_empty();
-        places.into_iter().for_each(|place| self.free_place(place));
+        places.into_iter().chain(slot_files).for_each(|place| self.free_place(place));
         had_bytes
     }
 

@@ -1,12 +1,13 @@
 //! Files that come to live on disk, in a cache without a mount.
 
+use std::iter;
 use std::sync::atomic::{AtomicBool, AtomicI64};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::super::testing::{caller, directory, make, unprivileged};
-use super::super::{AttributeChange, Opened};
+use super::super::{AttributeChange, BeginRequest, Credentials, Located, Opened, SealRequest};
 use super::*;
 use crate::tier::scratch::testing::{slow_to_close, without_a_place};
 
@@ -169,4 +170,34 @@ fn a_write_that_waits_for_the_room_of_a_closed_slot_file_is_long_and_one_in_plac
     assert!(!is_long(far), "it is refused at once");
     drop(other);
     assert_eq!([0, far].map(is_long), [false, true]);
+}
+
+/// The kernel was not asked for that, and keeps the inode with the name: here for ever.
+#[test]
+fn a_closed_slot_file_that_a_client_replaces_gives_its_room_back_though_the_kernel_knows_it_still() {
+    let (_place, datapath) = unprivileged();
+    let options = OpenOptions { read: true, write: true, ..OpenOptions::default() };
+    let (_, slots) = datapath.create(&caller(), Ino::ROOT, b"key", 0o644, options).unwrap();
+    datapath.write(slots.handle, 0, &[7; 4096]).unwrap();
+    datapath.become_scratch(slots.ino, Wait::Patiently).unwrap();
+    datapath.flush(&caller(), slots.handle).unwrap();
+    datapath.release(slots.handle);
+    let session = datapath.begin_session(Credentials::of_request(0, 0, caller().thread), true);
+    let size = ByteCount::mib(1);
+    let request = BeginRequest { name: b"key", size, mode: 0o644 };
+    let reference = datapath.begin(&session, Ino::ROOT, iter::once(request), |begun| {
+        assert!(matches!(begun, Located::Here { .. }), "{begun:?}");
+    });
+    let seal = iter::once(SealRequest { reference, length: size });
+    datapath.seal_begun(&session, &caller(), seal, |sealed| assert!(sealed.is_ok(), "{sealed:?}"));
+    datapath.sweep();
+    assert_eq!(datapath.scratch.files(), 1, "who has looked it up may be about to open it");
+    datapath.sweep();
+    let began = Instant::now();
+    while datapath.scratch.files() > 0 && began.elapsed() < Duration::from_secs(20) {
+        thread::yield_now();
+    }
+    assert_eq!((datapath.scratch.files(), datapath.scratch.used()), (0, ByteCount::ZERO));
+    let late = datapath.open(&caller(), slots.ino, OpenOptions { write: false, ..options });
+    assert!(matches!(late, Err(Error::Stale)), "{late:?}");
 }
