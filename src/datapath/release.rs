@@ -274,9 +274,7 @@ impl State {
         self.writing.remove(&slot);
         if self.object(slot).is_some_and(|object| !object.is_slot_file()) {
             if let Some(object) = self.object_mut(slot) {
-                let open = object.open_mut();
-                open.abandoned_at_ms = now_ms + PARKED_FOR_MS;
-                open.claimed = size;
+                object.open_mut().claimed = size;
             }
             self.recharge(slot);
             self.parked.set(slot, now_ms + PARKED_FOR_MS);

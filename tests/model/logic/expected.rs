@@ -117,6 +117,21 @@ fn an_object_is_hidden_from_others_no_longer_than_a_moment_for_a_writer_who_does
     assert_eq!(length_seen(&mut logic), 50_000);
 }
 
+/// What was kept of it for its rename, while it was a closed temporary file, is over with that.
+#[test]
+fn an_object_that_was_given_a_policy_before_its_rename_is_hidden_for_no_longer_than_others() {
+    let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
+    let writer = logic.open(0, "k.tmp", CREATE).expect("create");
+    logic.write(0, writer, 0, &bytes(1, 50_000)).expect("write");
+    logic.close(0, writer);
+    logic.policy(0, "k.tmp", "priority", Some("5")).expect("it is there");
+    logic.rename(0, "k.tmp", "k", false).expect("rename");
+    begin(&mut logic, &caller(1), false);
+    assert_eq!(logic.stat(2, "k").err(), Some(Errno::ENOENT));
+    logic.advance(Duration::from_millis(501), false);
+    assert_eq!(length_seen(&mut logic), 50_000);
+}
+
 #[test]
 fn what_waits_for_a_writer_does_not_replace_what_took_its_name_after_the_others_had_closed_it() {
     let (mut logic, _reader) = begun_by(&caller(1));
