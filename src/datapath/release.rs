@@ -93,7 +93,8 @@ impl Datapath {
         let open = object.open_mut();
         open.part_from(&handle);
         if was_never_written && open.writers == 0 {
-            // Killed inside open(2): the descriptor never came to be, and nobody wrote.
+            // Killed inside open(2), or that failed: the descriptor never came to be, and nobody wrote. A direct descriptor of io_uring
+            // looks the same when nothing was written by it: one that is dropped costs less than an empty object that nobody made.
             open.writer_killed.get_or_insert(handle.process);
         }
         let (writers, killed, refused) = (open.writers, open.writer_killed, open.refused);
