@@ -212,6 +212,7 @@ impl SsdTier {
         shared.outdate_leaning_on(&device);
         device.queue.close();
         self.join_writer(device.number);
+        shared.note_day(&device);
         shared.drop_device(device.number);
         shared.devices.take(device.number);
         let void = write_blocks(&*device.disk, 0, &[0; 2 * BLOCK], shared.limit)

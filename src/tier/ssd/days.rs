@@ -1,7 +1,8 @@
 //! How much of the day's budget each disk used, kept for the next start: a restart begins no new day.
 //!
 //! A file of JSON: by the name of the place, since when its day counts, in seconds since 1970, and the bytes written
-//! since. It is written every `KEPT_EVERY` and at the end; a daemon that is killed forgets what it wrote since.
+//! since. It is written every `KEPT_EVERY` and at the end; a daemon that is killed forgets what it wrote since. A disk that is
+//! taken out and added again goes on with its day, too.
 //! Without a budget of the day there is none.
 
 use std::collections::BTreeMap;
@@ -12,6 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 use super::Shared;
+use super::device::Device;
 use super::endurance::{DAY, Earlier};
 use crate::replace::{read_whole, replace};
 
@@ -27,7 +29,7 @@ struct Day {
     written: u64,
 }
 
-/// What earlier lives wrote, by the name of the place.
+/// What earlier lives wrote, and disks that were taken out, by the name of the place.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Days(BTreeMap<String, Day>);
 
@@ -70,16 +72,27 @@ impl Days {
 }
 
 impl Shared {
+    /// What a disk used of its day, when there is a budget.
+    fn day_of(&self, device: &Device) -> Option<Earlier> {
+        let written = device.work.written.total();
+        device.admission.lock().used(written, self.uptime())
+    }
+
+    /// Notes what a disk that is taken out used of its day: it goes on with that when it is added again.
+    pub(super) fn note_day(&self, device: &Device) {
+        if let Some(day) = self.day_of(device) {
+            self.earlier_days.lock().note(&device.name, day);
+        }
+    }
+
     /// Keeps how much of the day's budget is used.
     pub(super) fn keep_days(&self) {
         let Some(path) = &self.days else { return };
         // Another disk may be away for a while.
-        let mut days = self.earlier_days.clone();
+        let mut days = self.earlier_days.lock().clone();
         days.0.retain(|_, day| now_s().saturating_sub(day.began_s) < DAY.as_secs());
         for device in self.devices.all() {
-            let written = device.work.written.total();
-            let day = device.admission.lock().used(written, self.uptime());
-            day.into_iter().for_each(|day| days.note(&device.name, day));
+            self.day_of(&device).into_iter().for_each(|day| days.note(&device.name, day));
         }
         if days == Days::default() {
             return;

@@ -70,9 +70,10 @@ pub(super) struct Shared {
     pub(super) order: AtomicU64,
     /// A disk's part of the budgets.
     budget: Budget,
-    /// Where it is kept what was used of them today, and what earlier lives used.
+    /// Where it is kept what was used of them today.
     pub(super) days: Option<PathBuf>,
-    pub(super) earlier_days: Days,
+    /// Guards what earlier lives used of it, and disks that were taken out.
+    pub(super) earlier_days: Mutex<Days>,
     pub(super) intents: Intents,
     left_intents: Mutex<Vec<(RecordHash, Version)>>,
     pub(super) owner: OnceLock<Arc<dyn Owner>>,
@@ -126,7 +127,7 @@ impl Shared {
             order: AtomicU64::new(1),
             budget,
             days: config.days.clone(),
-            earlier_days: Days::load(config.days.as_deref()),
+            earlier_days: Mutex::new(Days::load(config.days.as_deref())),
             intents,
             left_intents: Mutex::new(left),
             owner: OnceLock::new(),
@@ -147,7 +148,7 @@ impl Shared {
 
     /// Gives a disk its part of the budgets.
     pub(super) fn give_budget(&self, device: &Device) {
-        let earlier = self.earlier_days.of(&device.name).unwrap_or_default();
+        let earlier = self.earlier_days.lock().of(&device.name).unwrap_or_default();
         *device.admission.lock() = Admission::new(self.budget, self.uptime(), earlier);
     }
 

@@ -310,6 +310,25 @@ fn a_restart_goes_on_with_the_day_of_the_budget() {
 }
 
 #[test]
+fn a_disk_that_is_taken_out_goes_on_with_its_day_when_it_is_added_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = SsdConfig { days: Some(directory.path().join("days")), ..config(1, 20) };
+    config.budget.bytes_per_day = Some(ByteCount::gib(1));
+    let (tier, _) = running(&[MemoryDisk::new()], &config);
+    assert_eq!(store(&tier, b"key", 1, 40_000), Stored::Yes);
+    let day = |tier: &SsdTier| tier.status().devices[0].day.unwrap().written;
+    let before = day(&tier);
+    let place = std::path::Path::new("disk 0");
+    tier.remove_disk(place, true).unwrap();
+    tier.add_disk("disk 0".to_owned(), MemoryDisk::new(), config.capacity).unwrap();
+    assert!(day(&tier) >= before);
+    // So it does when that is after a restart.
+    tier.remove_disk(place, true).unwrap();
+    drop(tier);
+    assert!(day(&running(&[MemoryDisk::new()], &config).0) >= before);
+}
+
+#[test]
 fn a_full_filesystem_or_quota_and_a_file_that_may_not_be_longer_make_the_tier_smaller() {
     for errno in [libc::ENOSPC, libc::EDQUOT, libc::EFBIG] {
         let disk = MemoryDisk::new();
