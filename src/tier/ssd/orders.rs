@@ -66,7 +66,7 @@ mod tests {
     use super::super::queue::{Job, Next, Retain, report_to};
     use super::super::testing::*;
     use super::super::writer::Writer;
-    use super::super::{Missed, Put, ReadFor, SsdConfig, SsdTier, Stored};
+    use super::super::{DroppedFor, Missed, Put, ReadFor, SsdConfig, SsdTier, Stored};
 
     const LIMIT: Duration = Duration::from_secs(20);
     const LENGTH: usize = 5000;
@@ -252,6 +252,31 @@ mod tests {
         assert_eq!(tier.read(b"key", Version(7), ByteCount(LENGTH as u64)), Err(Missed::Failed));
         disk.bad_byte.store(u64::MAX, Ordering::Relaxed);
         wait_until(|| tier.flush(LIMIT) && !device.may_find_given_up());
+        drop(tier);
+        assert_eq!(meta_after_a_start(&[disk], &config, b"key"), None);
+    }
+
+    /// It took back the zone of what stood, and left it to the record on its way to take along the one before.
+    #[test]
+    fn what_was_stored_again_does_not_come_back_as_it_was_when_reclaim_was_there_and_then_its_write_fails() {
+        let (disk, config) = (MemoryDisk::new(), config(1, 12));
+        let (tier, _) = running(std::slice::from_ref(&disk), &config);
+        assert_eq!(store_put(&tier, again(b"key", b"before")), Ok(Stored::Yes));
+        // Until another zone is open.
+        for version in 10..15 {
+            assert_eq!(store(&tier, b"other", version, 9 * LENGTH), Stored::Yes);
+        }
+        let before = standing(&tier, b"key", LENGTH).0;
+        assert_eq!(store_put(&tier, again(b"key", b"between")), Ok(Stored::Yes));
+        assert!(standing(&tier, b"key", LENGTH).0.zone != before.zone);
+        begin_again(&tier, &disk, b"key");
+        tier.shared.drop_record(&tier.shared.hash(b"key"), DroppedFor::Room, |_| true);
+        // It fails alone.
+        disk.next_write_error.store(libc::EFAULT, Ordering::Relaxed);
+        disk.let_go();
+        wait_until(|| !tier.has(b"key", Version(7)));
+        tier.remove(b"key", Version(7));
+        assert!(tier.flush(LIMIT));
         drop(tier);
         assert_eq!(meta_after_a_start(&[disk], &config, b"key"), None);
     }

@@ -4,6 +4,7 @@
 //! - A record is entered into the index only when all of it was written, and not when its key was removed meanwhile.
 //! - Its order is drawn under the same lock under which a removal looks at what is on its way, and its zone is open
 //!   before that: a removal that comes later finds it, and stands later in the log.
+//! - An older record of its version that it [was to take along](super::super::under_way) is removed when it is not entered.
 //! - Who gave a record is told of its end when nobody here holds its memory any more.
 //!
 //! Limits: `WINDOW_BYTES` are under way at once. A disk that ends none of them within the limit of a request fails them all.
@@ -222,6 +223,11 @@ impl Writer {
             let is_owners = matches!(origin, Origin::Owner(_));
             let ended = if is_owners { pending.end(hash, version) } else { Pending::default() };
             match (written, origin) {
+                (None, Origin::Owner(_)) if ended.is_again.get() => {
+                    // What it was to take along stands where nobody else knows of it.
+                    self.shared.bury_all(&pending, vec![self.device.number], hash, version);
+                    Stored::Failed
+                }
                 (None, _) => Stored::Failed,
                 (Some(_), Origin::Owner(_)) if ended.is_cancelled => Stored::Superseded,
                 (Some((place, blocks)), Origin::Owner(owner)) => {
@@ -233,7 +239,7 @@ impl Writer {
                         self.shared.bury_replaced(&pending, hash, version, older.as_ref());
                         Stored::Yes
                     } else {
-                        self.shared.bury(&pending, &self.device, hash, version);
+                        self.shared.bury_all(&pending, vec![self.device.number], hash, version);
                         Stored::Superseded
                     }
                 }
