@@ -2,6 +2,7 @@
 //!
 //! Invariants
 //! - What is given up leaves the index first; its owner hears of it after that, and without a lock of the tier.
+//! - What was written once more, and can be read [where it stood](super::homes), too, is not given up with its new place.
 
 use hashbrown::HashSet;
 
@@ -55,7 +56,7 @@ impl Shared {
 
     /// Takes everything out that stands in a zone.
     pub(super) fn drop_zone(&self, zone: ZoneId, reason: DroppedFor) {
-        self.return_from(zone);
+        self.return_from(|place| place == zone);
         self.homes.forget_in(|home| home == zone);
         self.end_dropped(self.index.remove_zone(zone), reason);
     }
@@ -63,16 +64,17 @@ impl Shared {
     /// The same of as many zones as there are.
     pub(super) fn drop_zones(&self, zones: &[ZoneId], reason: DroppedFor) {
         for some in zones.chunks(ZONES_AT_ONCE) {
-            some.iter().for_each(|zone| self.return_from(*zone));
             let some: HashSet<ZoneId> = some.iter().copied().collect();
+            self.return_from(|place| some.contains(&place));
             self.homes.forget_in(|home| some.contains(&home));
             self.end_dropped(self.index.remove_zones(&some), reason);
         }
     }
 
-    /// Takes everything out that stands on a disk.
+    /// Takes everything out that stands on a disk, but for what was moved there and stands where it stood, too.
     pub(super) fn drop_device(&self, number: u8) {
         self.homes.forget_in(|home| home.device() == number);
+        self.return_from(|place| place.device() == number);
         self.end_dropped(self.index.remove_device(number), DroppedFor::Disk);
     }
 

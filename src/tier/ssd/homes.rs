@@ -69,10 +69,10 @@ impl Shared {
         }
     }
 
-    /// A zone is given up: what was written once more there, and stands where it stood too, does not go with it.
-    pub(super) fn return_from(&self, zone: ZoneId) {
+    /// Zones are given up: what was written once more there, and stands where it stood too, does not go with them.
+    pub(super) fn return_from(&self, is_meant: impl Fn(ZoneId) -> bool) {
         for (hash, version) in self.homes.all() {
-            let found = self.index.get(&hash).filter(|found| found.place.zone == zone);
+            let found = self.index.get(&hash).filter(|found| is_meant(found.place.zone));
             if let Some(found) = found {
                 self.return_home(&hash, version, found.place);
             }

@@ -408,6 +408,8 @@ mod fault_tests;
 #[cfg(test)]
 mod hang_tests;
 #[cfg(test)]
+mod moved_tests;
+#[cfg(test)]
 mod open_tests;
 #[cfg(test)]
 mod reclaim_tests;
