@@ -27,8 +27,8 @@ impl Shared {
         self.end_dropped(dropped.map(|dropped| (*hash, dropped)), reason);
     }
 
-    /// Records are not in the index any more. Where a start found a second one, or an older one of its version was stored before,
-    /// that may stand yet, and nobody would know of it.
+    /// Records are not in the index any more. Where a start found a second one, an older one of its version was stored before, or it was
+    /// moved from a zone that is not void, that may stand yet, and nobody would know of it.
     fn end_dropped(&self, dropped: impl IntoIterator<Item = (RecordHash, Located)>, reason: DroppedFor) {
         let dropped: Vec<_> = dropped.into_iter().collect();
         {
@@ -57,7 +57,7 @@ impl Shared {
     /// Takes everything out that stands in a zone.
     pub(super) fn drop_zone(&self, zone: ZoneId, reason: DroppedFor) {
         self.return_from(|place| place == zone);
-        self.homes.forget_in(|home| home == zone);
+        self.note_homes_in(|home| home == zone);
         self.end_dropped(self.index.remove_zone(zone), reason);
     }
 
@@ -66,7 +66,7 @@ impl Shared {
         for some in zones.chunks(ZONES_AT_ONCE) {
             let some: HashSet<ZoneId> = some.iter().copied().collect();
             self.return_from(|place| some.contains(&place));
-            self.homes.forget_in(|home| some.contains(&home));
+            self.note_homes_in(|home| some.contains(&home));
             self.end_dropped(self.index.remove_zones(&some), reason);
         }
     }

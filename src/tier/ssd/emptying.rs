@@ -177,7 +177,9 @@ impl Shared {
             if !self.index.relocate(&facts.hash, facts.version, place, nowhere) {
                 return Err(NotMoved::Replaced);
             }
-            self.homes.note(facts.hash, Home { version: facts.version, place, sequence, uses });
+            let home = Home { version: facts.version, place, sequence, uses };
+            let before = self.homes.note(facts.hash, home);
+            self.note_former_home(&facts.hash, before, from.number);
         }
         let (sender, receiver) = sync_channel(1);
         let append = Append {

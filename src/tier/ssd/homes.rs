@@ -4,6 +4,8 @@
 //! - A record stands where it stood only while its zone is in the same life, and nobody frees it.
 //! - What was removed or replaced meanwhile does not: the index has it no more.
 //! - Nor does what its owner stored again under the same version: from then on what stood there is not known here.
+//! - While it is known, a removal of what is dropped or removed is left for its disk, too. What is known here no more and stands on
+//!   another disk is a [second place](super::second_places).
 //!
 //! Limits: the records of one zone that is taken back, and of one that is emptied to other disks, or of all of a disk that
 //! takes no writes.
@@ -37,19 +39,37 @@ pub(super) struct Homes {
 }
 
 impl Homes {
-    /// A record is about to stand elsewhere.
-    pub(super) fn note(&self, hash: RecordHash, home: Home) {
-        self.known.lock().insert(hash, home);
+    /// A record is about to stand elsewhere. Returns where it stood before that, which is not known any more.
+    pub(super) fn note(&self, hash: RecordHash, home: Home) -> Option<Home> {
+        self.known.lock().insert(hash, home)
     }
 
-    /// What stood there does not count any more.
-    pub(super) fn forget(&self, hash: &RecordHash) {
-        self.known.lock().remove(hash);
+    /// What stood there does not count any more. Returns where that was.
+    pub(super) fn take(&self, hash: &RecordHash) -> Option<Home> {
+        self.known.lock().remove(hash)
     }
 
     /// The same for all that stood in some zones.
     pub(super) fn forget_in(&self, is_meant: impl Fn(ZoneId) -> bool) {
         self.known.lock().retain(|_, home| !is_meant(home.place.zone));
+    }
+
+    /// The same. Returns what that was.
+    pub(super) fn take_in(&self, is_meant: impl Fn(ZoneId) -> bool) -> Vec<(RecordHash, Home)> {
+        self.known.lock().extract_if(|_, home| is_meant(home.place.zone)).collect()
+    }
+
+    /// The versions of a key up to `version` are removed where they stood.
+    pub(super) fn forget(&self, hash: &RecordHash, version: Version) {
+        let mut known = self.known.lock();
+        if known.get(hash).is_some_and(|home| home.version <= version) {
+            known.remove(hash);
+        }
+    }
+
+    /// The disk on which a record stood.
+    pub(super) fn disk_of(&self, hash: &RecordHash) -> Option<u8> {
+        self.get(hash).map(|home| home.place.zone.device())
     }
 
     fn get(&self, hash: &RecordHash) -> Option<Home> {
@@ -140,7 +160,7 @@ mod tests {
             let facts = shared.load_from(place, ByteCount(LENGTH as u64), &memory, ReadFor::Again).unwrap();
             let _ended = shared.rewrite(&device, &device, place, &facts).unwrap();
             // Its zone is void by now, and none is taken back for it.
-            shared.homes.forget(&hash);
+            assert!(shared.homes.take(&hash).is_some());
             shared.is_reclaim_over.store(true, Ordering::Relaxed);
             disk.allocate_error.store(errno, Ordering::Relaxed);
             take(&mut writer);

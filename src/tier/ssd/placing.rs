@@ -89,11 +89,8 @@ impl Shared {
                 admission.admit_promised(cost, queued, written, now)?;
             }
         }
-        // Of one version that stays where it is not read the removal goes there, too.
-        let stands_on = self.index.get_version(&hash, version).and_then(|known| self.devices.of(known.place));
-        if stands_on.is_some_and(|disk| disk.number != device.number && disk.overdue.reads_nothing()) {
-            self.note_second_place(&hash, version, device.number);
-        }
+        // Of a version that stays on the disk where it stands the removal goes there, too.
+        self.note_on_another(&hash, version, device.number);
         pending.begin(hash, version, device.number);
         if !device.queue.push(Job::Append(append)) {
             pending.end(hash, version);

@@ -250,10 +250,11 @@ impl Shared {
             self.drop_record(hash, reason, |found| found.place == *place && found.is_again);
         }
         device.void_zone(number, self.limit)?;
+        // Nothing stands there any more of which a removal would be left.
+        self.homes.forget_in(|home| home == device.zone_id(number));
         for (hash, place) in left {
             self.drop_record(hash, reason, |found| found.place == *place);
         }
-        self.homes.forget_in(|home| home == device.zone_id(number));
         device.free_zone(number);
         Ok(())
     }

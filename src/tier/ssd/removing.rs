@@ -59,8 +59,9 @@ impl Shared {
         }
     }
 
-    /// Leaves a removal for `devices`, and for those on which a second record may stand: from then on none of them counts, unless the
-    /// version stands or is on its way. Called under the lock of what is pending.
+    /// Leaves a removal for `devices`, and for those on which a second record may stand, or where one stood that
+    /// [was moved](super::homes): from then on none of them counts, unless the version stands or is on its way. Called under the lock
+    /// of what is pending.
     pub(super) fn bury_all(
         &self,
         under_way: &UnderWay,
@@ -69,10 +70,14 @@ impl Shared {
         version: Version,
     ) {
         let second = self.second_places.of(&hash);
-        devices.extend(&second);
+        let home = self.homes.disk_of(&hash);
+        devices.extend(second.iter().copied().chain(home));
         let is_whole = self.bury_on(under_way, devices, hash, version);
         if is_whole && !second.is_empty() {
             self.second_places.forget(&hash, version);
+        }
+        if is_whole && home.is_some() {
+            self.homes.forget(&hash, version);
         }
     }
 

@@ -73,9 +73,18 @@ impl Writer {
         (from, to): (Place, Place),
     ) -> bool {
         let stands = self.shared.index.relocate(&hash, version, from, to);
-        // Nobody knows the copy: a start must not find it, when nothing newer hides it.
-        if !stands && self.shared.index.get(&hash).is_none_or(|found| found.version < version) {
-            self.shared.bury(under_way, &self.device, hash, version);
+        if !stands {
+            let comes_from_here = from.zone.device() == self.device.number;
+            match self.shared.index.get(&hash) {
+                // Its owner stored it again, and takes along what stands of it on the same disk.
+                Some(found) if found.version == version => {
+                    self.shared.note_on_another(&hash, version, self.device.number);
+                }
+                // It is hidden by what was left for the disk from which it comes.
+                Some(found) if found.version > version && comes_from_here => {}
+                // Nobody knows the copy: a start must not find it.
+                _ => _ = self.shared.bury(under_way, &self.device, hash, version),
+            }
         }
         stands
     }

@@ -1,10 +1,13 @@
-//! Keys of which a second record may stand, and on which disks: a start met two, or one stood on a disk that read nothing when its
-//! version was stored again. What is removed of such a key is removed on all of them.
+//! Keys of which a second record may stand, and on which disks: a start met two, or its version was stored again on another disk, as
+//! that on which it stood was being emptied, took no writes or read nothing. What is removed of such a key is removed on all of them.
+//!
+//! What is moved from one disk to another stands twice, too, until its zone is void: so long [homes](super::homes) know it.
 //!
 //! Invariants
 //! - A key is forgotten when a removal is left for each of these disks that hides all that was noted. What is stored later is in the
 //!   index, or on its way.
 //! - A removal that hides less when it is written, since its version was stored again, has its disk noted anew.
+//! - A disk is known on which a record stood that homes do not know any more, and one to which what was moved came too late.
 //!
 //! Limits: as many keys as the index has, and those that a start met twice; of each every disk once.
 //! Threads: any; nothing here waits for a disk.
@@ -15,6 +18,8 @@ use tidefs_engine::types::Version;
 
 use super::Shared;
 use super::format::RecordHash;
+use super::homes::Home;
+use super::index::ZoneId;
 
 /// Where records of one key may stand.
 #[derive(Debug, Default)]
@@ -67,6 +72,35 @@ impl Shared {
             self.second_places.note(*hash, version.max(known.version), [before, device]);
         }
     }
+
+    /// A record of a version is on its way to a disk, or stands there: that is known when the index has it on another one.
+    pub(super) fn note_on_another(&self, hash: &RecordHash, version: Version, device: u8) {
+        let known = self.index.get_version(hash, version);
+        if known.is_some_and(|known| known.place.zone.device() != device) {
+            self.note_second_place(hash, version, device);
+        }
+    }
+
+    /// A record is on `device` now, or comes there. Homes do not know any more where it stood: that is known when it is another disk.
+    pub(super) fn note_former_home(&self, hash: &RecordHash, home: Option<Home>, device: u8) {
+        let before = home.map(|home| (home.version, home.place.zone.device()));
+        if let Some((version, disk)) = before.filter(|(_, disk)| *disk != device) {
+            self.second_places.note(*hash, version, [disk, device]);
+        }
+    }
+
+    /// Zones are given up, and homes do not know any more what stood there. Until they are void a start may find it all the same:
+    /// that is known of what is on another disk now, or on its way.
+    pub(super) fn note_homes_in(&self, is_meant: impl Fn(ZoneId) -> bool) {
+        let _pending = self.pending.lock();
+        for (hash, home) in self.homes.take_in(is_meant) {
+            let Some(known) = self.index.get_version(&hash, home.version) else { continue };
+            let (before, now) = (home.place.zone.device(), known.place.zone.device());
+            if now != before || known.place.zone == ZoneId::on_the_move(before) {
+                self.second_places.note(hash, home.version, [before, now]);
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -76,7 +110,7 @@ mod tests {
     use tidefs_engine::types::ByteCount;
 
     use super::super::format::Tombstone;
-    use super::super::index::{Located, Place, ZoneId};
+    use super::super::index::{Located, Place};
     use super::super::testing::*;
     use super::super::{Missed, SsdTier, Stored};
     use super::*;

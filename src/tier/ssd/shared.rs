@@ -229,10 +229,11 @@ impl Shared {
         }
     }
 
-    /// A version is about to be entered into the index: what stood of it elsewhere counts no more. Returns an older one that
-    /// stands there.
-    pub(super) fn begin_entering(&self, hash: &RecordHash, version: Version) -> Option<Located> {
-        self.homes.forget(hash);
+    /// A version that stands on `device` is about to be entered into the index: what stood of it elsewhere counts no more. Returns
+    /// an older one that stands there. Called under the lock of what is pending.
+    pub(super) fn begin_entering(&self, hash: &RecordHash, version: Version, device: u8) -> Option<Located> {
+        self.note_former_home(hash, self.homes.take(hash), device);
+        self.note_on_another(hash, version, device);
         self.index.get(hash).filter(|older| older.version < version)
     }
 

@@ -233,7 +233,7 @@ impl Writer {
                 (Some((place, blocks)), Origin::Owner(owner)) => {
                     let is_again = ended.is_again.get();
                     let located = Located { version, place, blocks, owner, heat: uses, is_again };
-                    let older = self.shared.begin_entering(&hash, version);
+                    let older = self.shared.begin_entering(&hash, version, self.device.number);
                     if self.shared.index.put(hash, &located) {
                         // It is not to come back when this one is dropped.
                         self.shared.bury_replaced(&pending, hash, version, older.as_ref());
