@@ -107,8 +107,9 @@ impl Session {
     }
 
     /// Enters the references of a batch, of which the first is `first`.
-    pub(super) fn enter(&self, first: u64, batch: Batch) {
+    pub(super) fn enter(&self, first: u64, mut batch: Batch) {
         if batch.held() > 0 {
+            batch.compact();
             let mut holdings = self.holdings.lock();
             holdings.references += batch.held();
             holdings.batches.insert(first >> INDEX_BITS, batch);
