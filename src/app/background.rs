@@ -1,14 +1,14 @@
-//! Threads of the daemon beside those of its session: they keep room free, take checksums, end clients that hold much, make segments
-//! ready, give names back, and serve the SSD tier.
+//! Threads of the daemon beside those of its session: they keep room free, take checksums, end clients that hold much, free what
+//! requests left, make segments ready, give names back, and serve the SSD tier.
 //!
 //! Invariant: who is to be joined ends soon after [`Background::ask_to_stop`]. Load threads are not joined: they end when the
-//! session closes their line, and with the process when it cannot.
+//! session closes their line, and with the process when it cannot. Nor is who ends clients: it may be cutting gigabytes for a request.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle, Thread};
 
 use parking_lot::Mutex;
 
@@ -23,6 +23,8 @@ pub(super) struct Background {
     is_stopping: AtomicBool,
     /// Guards the threads that are joined at the end: some come while the daemon runs.
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Who ends clients, once it is there. It is told of the end.
+    ender: OnceLock<Thread>,
 }
 
 impl Background {
@@ -51,7 +53,7 @@ impl Background {
         threads.push(spawn("checksums", Box::new(checks))?);
         let (ender, ends) = (Arc::clone(datapath), Arc::clone(self));
         let ends = move || ender.end_sessions(|| ends.is_stopping());
-        threads.push(spawn("client-ends", Box::new(ends))?);
+        let _ = self.ender.set(spawn("client-ends", Box::new(ends))?.thread().clone());
         let (maker, makes) = (Arc::clone(datapath), Arc::clone(self));
         let makes = move || maker.make_blanks(|| makes.is_stopping());
         threads.push(spawn("blanks", Box::new(makes))?);
@@ -100,6 +102,9 @@ impl Background {
         self.is_stopping.store(true, Ordering::Relaxed);
         // The keeper of the headroom sleeps until a writer comes.
         self.threads.lock().iter().for_each(|thread| thread.thread().unpark());
+        if let Some(ender) = self.ender.get() {
+            ender.unpark();
+        }
     }
 
     /// Waits for their end.

@@ -2,6 +2,8 @@
 
 use std::sync::Weak;
 
+use tidefs_engine::types::ByteCount;
+
 use super::burial::Doomed;
 use super::{Datapath, Place};
 use crate::cluster::Stamp;
@@ -11,7 +13,8 @@ use crate::namespace::Ino;
 #[derive(Debug, Default)]
 pub(super) struct Afterwards {
     pub(super) doomed: Vec<Doomed>,
-    pub(super) places: Vec<Place>,
+    /// Bytes to free, and how many they are.
+    pub(super) places: Vec<(Place, ByteCount)>,
     /// Inodes whose attributes the kernel should ask for again.
     pub(super) changed: Vec<Ino>,
     /// Whether one of them is open and was moved to a name that stands for something else to one process: the kernel is to
@@ -48,7 +51,7 @@ impl Datapath {
     /// Does it. Never under the lock.
     pub(super) fn carry_out(&self, afterwards: Afterwards) {
         afterwards.doomed.into_iter().for_each(|doomed| self.bury(doomed));
-        afterwards.places.into_iter().for_each(|place| self.free_place(place));
+        afterwards.places.into_iter().for_each(|(place, _)| self.free_place(place));
         if let (Some(kernel), true) = (self.kernel.get(), !afterwards.changed.is_empty()) {
             // Before the request is answered: whoever looks next must not be told what the kernel had at hand.
             afterwards.changed.iter().for_each(|&ino| kernel.forget_attributes_now(ino));

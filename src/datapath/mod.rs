@@ -149,7 +149,7 @@ pub use elsewhere::{ClusterSide, MemberSide, News, Stream};
 pub use error::Error;
 pub use fastpath::{
     AREA_MAX, BeginRequest, CREATES_MAX, FollowRequest, Followed, GetRequest, Located, PutRequest,
-    REFERENCES_MAX, ReadyRequest, RetiredSegments, Run, SealRequest, Session, UnknownNames,
+    REFERENCES_MAX, ReadyRequest, Remains, RetiredSegments, Run, SealRequest, Session, UnknownNames,
 };
 pub use fate::Fate;
 pub use flush::CLOSE_WAIT;

@@ -22,7 +22,8 @@ impl Datapath {
     ) -> bool {
         let Some(object) = state.object(slot) else { return false };
         let Place::Solo(segment) = object.place else { return false };
-        let is_packable = object.size < self.settings.packed_max
+        let size = object.size;
+        let is_packable = size < self.settings.packed_max
             && !object.is_open()
             && object.phase == Phase::Sealed
             && !object.marks.has(Marks::WRITABLE_MAPPING)
@@ -38,7 +39,7 @@ impl Datapath {
                 if let Some(kernel) = self.kernel.get() {
                     kernel.release_backing(state.tree.ino(slot));
                 }
-                afterwards.places.push(Place::Solo(segment));
+                afterwards.places.push((Place::Solo(segment), size));
                 true
             }
             Err(error) => {

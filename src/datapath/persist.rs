@@ -225,7 +225,9 @@ mod tests {
         });
         datapath.set_attribute(ns, b"user.tidefs.durability", b"ssd", None).unwrap();
         let seal = iter::once(SealRequest { reference, length: size });
-        datapath.seal_begun(&session, &caller(), seal, |sealed| assert!(sealed.is_ok(), "{sealed:?}"));
+        let left =
+            datapath.seal_begun(&session, &caller(), seal, |sealed| assert!(sealed.is_ok(), "{sealed:?}"));
+        assert!(left.is_empty());
         datapath.loader.close();
         datapath.run_loads();
         let state = datapath.lock();

@@ -190,14 +190,14 @@ impl Datapath {
         if object.phase == Phase::Gone {
             state.discharge(slot);
             let Some(object) = state.object(slot) else { return };
-            let late = object.place.clone();
+            let (late, size) = (object.place.clone(), object.size);
             let ino = state.tree.ino(slot);
             if let Some(kernel) = self.kernel.get() {
                 // Under the lock, so that no open of this inode comes in between; it does not wait.
                 kernel.release_backing(ino);
             }
             if let Some(place) = state.drop_if_unused(slot) {
-                afterwards.places.push(place);
+                afterwards.places.push((place, size));
             } else if let Some(object) = state.object_mut(slot) {
                 object.settle();
                 if matches!(late, Place::Scratch(_)) {

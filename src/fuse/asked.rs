@@ -52,7 +52,8 @@ impl Asked {
         };
         if self.command == Command::Lookup {
             // They are taken again.
-            datapath.give_back(&self.session, std::iter::once((first.first, first.count as u64)));
+            let again = std::iter::once((first.first, first.count as u64));
+            datapath.free_remains(datapath.give_back(&self.session, again));
         }
         let datapath = Arc::clone(datapath);
         begin(&runtime, async move {

@@ -19,7 +19,7 @@ use zerocopy::IntoBytes;
 
 use crate::datapath::{
     AREA_MAX, BeginRequest, CREATES_MAX, Caller, Datapath, Error, GetRequest, Located, PutRequest,
-    REFERENCES_MAX, ReadyRequest, SealRequest, Session,
+    REFERENCES_MAX, ReadyRequest, Remains, SealRequest, Session,
 };
 use crate::namespace::Ino;
 
@@ -53,6 +53,8 @@ pub(super) struct Reply {
     pub(super) first: u64,
     /// Some names are to be asked for by a file call: perhaps only because other members were not asked for them.
     pub(super) has_unknown: bool,
+    /// What is to be freed before its client has it, and takes long.
+    pub(super) remains: Remains,
 }
 
 /// What is told of the entries so far.
@@ -134,19 +136,21 @@ pub(super) fn carry_out(
                 count: run.length,
                 first: run.end.map_or(Status::Ok, status) as u64,
                 has_unknown: run.end == Some(Located::AskByFile),
+                ..Reply::default()
             };
             results.has_no_scope = run.end == Some(Located::NoScope);
         }
         Body::Release(ranges) => {
             let ranges = ranges.iter().map(|range| (range.first, range.count));
-            if request.flags.has(Flags::USED) {
-                datapath.give_back_used(session, ranges);
+            results.reply.remains = if request.flags.has(Flags::USED) {
+                datapath.give_back_used(session, ranges)
             } else {
-                datapath.give_back(session, ranges);
-            }
+                datapath.give_back(session, ranges)
+            };
         }
         Body::Abort(ranges) => {
-            datapath.abort(session, ranges.iter().map(|range| (range.first, range.count)));
+            let ranges = ranges.iter().map(|range| (range.first, range.count));
+            results.reply.remains = datapath.abort(session, ranges);
         }
         Body::Create(requests) => {
             must_tell_names(datapath)?;
@@ -163,7 +167,9 @@ pub(super) fn carry_out(
             let requests = requests
                 .iter()
                 .map(|seal| SealRequest { reference: seal.reference, length: ByteCount(seal.length) });
-            datapath.seal_begun(session, caller, requests, |sealed| results.put_outcome(sealed));
+            let remains =
+                datapath.seal_begun(session, caller, requests, |sealed| results.put_outcome(sealed));
+            results.reply.remains = remains;
         }
         Body::Prefetch(names) => {
             let mut below = Vec::new();
@@ -222,6 +228,7 @@ pub(super) fn carry_out(
         if matches!(request.body, Body::Lookup(_) | Body::Create(_)) {
             take_back(datapath, session, reply.first, reply.count);
         }
+        datapath.free_remains(reply.remains);
         return Err(Error::Stale.into());
     }
     Ok(reply)
@@ -271,14 +278,15 @@ fn put_each<'a>(
         let request = PutRequest { object, area, source };
         if copies.may_have(object.size) { Ok(request) } else { Err(Located::TooMany) }
     });
-    datapath.put_from(session, caller, scope, requests, |put| results.put_outcome(put));
+    let remains = datapath.put_from(session, caller, scope, requests, |put| results.put_outcome(put));
+    results.reply.remains = remains;
 }
 
 /// Takes back what a request gave of which nobody learns: references, and what was begun.
 pub(super) fn take_back(datapath: &Datapath, session: &Session, first: u64, count: usize) {
     let unknown = std::iter::once((first, count as u64));
-    datapath.give_back(session, unknown.clone());
-    datapath.abort(session, unknown);
+    datapath.free_remains(datapath.give_back(session, unknown.clone()));
+    datapath.free_remains(datapath.abort(session, unknown));
 }
 
 /// A pin as the attribute is written.

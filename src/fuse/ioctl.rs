@@ -4,6 +4,7 @@
 //! does is in [`super::commands`].
 
 use std::cell::RefCell;
+use std::mem;
 use std::sync::{Arc, Once};
 
 use fuser::{Errno, FileHandle, ReplyIoctl, Request as KernelRequest};
@@ -19,9 +20,9 @@ use super::commands::{Fault, Reply, carry_out, take_back};
 use super::dispatch::Dispatcher;
 use super::errno::errno;
 use super::follow::follow;
-use super::leisure::is_long;
+use super::leisure::{cuts_much, is_long};
 use super::ops::caller;
-use crate::datapath::{Caller, Datapath, Error, Session};
+use crate::datapath::{Caller, Datapath, Error, Remains, Session};
 
 thread_local! {
     /// Where this thread puts its replies together, each after its header.
@@ -57,22 +58,43 @@ pub(super) fn ioctl(
         let (datapath, caller) = (Arc::clone(&dispatcher.datapath), caller(request));
         let payload = Box::<[u8]>::from(payload);
         return dispatcher.at_leisure("ioctl", reply, move |reply| {
-            let mut bytes = vec![0; HEADER_BYTES];
-            let answered = answer(&datapath, &session, &caller, command, (&*payload, room), &mut bytes);
-            reply_with(&datapath, command, answered.map(drop), &bytes, room, reply);
+            answer_at_leisure(&datapath, &session, &caller, command, (&*payload, room), reply);
         });
     }
     BYTES.with_borrow_mut(|bytes| {
         bytes.clear();
         bytes.resize(HEADER_BYTES, 0);
         let (datapath, caller) = (&dispatcher.datapath, caller(request));
-        let answered = answer(datapath, &session, &caller, command, (payload, room), bytes);
-        match &answered {
-            Ok(first) if first.has_unknown && datapath.cluster().is_some() => {
-                let asked = Asked { session, caller, command, payload: payload.into(), room };
-                asked.answer_later(datapath, first, bytes, reply);
+        let answered = with_request(datapath, &session, command, payload, |request, place| {
+            if cuts_much(&session, request) {
+                return Ok(None);
             }
-            _ => reply_with(datapath, command, answered.map(drop), bytes, room, reply),
+            carry_out_in_place(datapath, &session, &caller, (request, place), room, bytes).map(Some)
+        });
+        match answered {
+            Ok(None) => {
+                let (this, payload) = (Arc::clone(datapath), Box::<[u8]>::from(payload));
+                datapath.answer_when_freed(Remains::default(), move |is_stopping| {
+                    if is_stopping {
+                        // What is begun is given up with the mount.
+                        return reply.error(errno(&Error::Overloaded));
+                    }
+                    answer_at_leisure(&this, &session, &caller, command, (&*payload, room), reply);
+                });
+            }
+            Ok(Some(first)) if first.has_unknown && datapath.cluster().is_some() => {
+                let asked = Asked { session, caller, command, payload: payload.into(), room };
+                asked.answer_later(datapath, &first, bytes, reply);
+            }
+            Ok(Some(mut done)) if !done.remains.is_empty() => {
+                let (this, mut bytes) = (Arc::clone(datapath), bytes.clone());
+                datapath.answer_when_freed(mem::take(&mut done.remains), move |_| {
+                    // Segments may have gone with that of which its client is to be told.
+                    finish(&this, &session, &done, &mut bytes);
+                    reply_with(&this, command, Ok(()), &bytes, room, reply);
+                });
+            }
+            answered => reply_with(datapath, command, answered.map(drop), bytes, room, reply),
         }
     });
 }
@@ -157,18 +179,51 @@ pub(super) fn answer(
     bytes: &mut Vec<u8>,
 ) -> Result<Reply, Fault> {
     with_request(datapath, session, command, payload, |request, place| {
-        let reply = carry_out(datapath, session, caller, request, (&mut *bytes, room))?;
-        if let Some(place) = place {
-            let (area, target) = (SegmentId(place.area.get()), FileOffset(place.reply_offset.get()));
-            if let Err(error) = datapath.write_area(session, area, target, &bytes[HEADER_BYTES..]) {
-                take_back(datapath, session, reply.first, reply.count);
-                return Err(error.into());
-            }
-            bytes.truncate(HEADER_BYTES);
-        }
-        finish(datapath, session, &reply, bytes);
-        Ok(reply)
+        carry_out_in_place(datapath, session, caller, (request, place), room, bytes)
     })
+}
+
+/// Does a request, of which `place` says where its results lie if not behind its header, and puts its reply together.
+fn carry_out_in_place(
+    datapath: &Arc<Datapath>,
+    session: &Session,
+    caller: &Caller,
+    (request, place): (&Request<'_>, Option<&AreaCall>),
+    room: usize,
+    bytes: &mut Vec<u8>,
+) -> Result<Reply, Fault> {
+    let reply = carry_out(datapath, session, caller, request, (&mut *bytes, room))?;
+    // What has no results tells none in an area that may be gone by now.
+    if let Some(place) = place.filter(|_| bytes.len() > HEADER_BYTES) {
+        let (area, target) = (SegmentId(place.area.get()), FileOffset(place.reply_offset.get()));
+        if let Err(error) = datapath.write_area(session, area, target, &bytes[HEADER_BYTES..]) {
+            take_back(datapath, session, reply.first, reply.count);
+            datapath.free_remains(reply.remains);
+            return Err(error.into());
+        }
+        bytes.truncate(HEADER_BYTES);
+    }
+    finish(datapath, session, &reply, bytes);
+    Ok(reply)
+}
+
+/// Does what `payload` asks for, frees what that leaves, and answers. By a thread that others do not wait for.
+fn answer_at_leisure(
+    datapath: &Arc<Datapath>,
+    session: &Session,
+    caller: &Caller,
+    command: Command,
+    (payload, room): (&[u8], usize),
+    reply: ReplyIoctl,
+) {
+    let mut bytes = vec![0; HEADER_BYTES];
+    let answered = answer(datapath, session, caller, command, (payload, room), &mut bytes);
+    let answered = answered.map(|mut done| {
+        datapath.free_remains(mem::take(&mut done.remains));
+        // Segments may have gone with that of which its client is to be told.
+        finish(datapath, session, &done, &mut bytes);
+    });
+    reply_with(datapath, command, answered, &bytes, room, reply);
 }
 
 fn result_bytes(command: Command) -> usize {

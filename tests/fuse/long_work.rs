@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::statvfs::statvfs;
 use tidefs_control_api::ioctl::{
-    AreaCall, Command, Create, Encoder, Entry, Flags, Name, Outcome, Put, Status, results,
+    AreaCall, Command, Create, Encoder, Entry, Flags, Name, Outcome, Put, Range, Seal, Status, results,
 };
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
@@ -27,6 +27,9 @@ in_both_modes!(
 );
 
 const ONE_THREAD: [&str; 3] = ["fuse.threads=1", "capacity=512MiB", "on_stop=keep"];
+
+/// The same, with pages of which so many are freed in a second as on hosts that have no huge ones left.
+const SMALL_PAGES: [&str; 4] = [ONE_THREAD[0], ONE_THREAD[1], ONE_THREAD[2], "memory.huge_pages=never"];
 
 /// Objects of which going through all takes far longer than answering a request.
 const MANY: usize = 20_000;
@@ -155,6 +158,102 @@ fn many_large_objects_that_are_begun_at_once_keep_nobody_waiting() {
         let (_, begun) = results::<Entry>(&reply).expect("a whole reply");
         assert_eq!(begun.iter().filter(|entry| entry.status() == Status::Ok).count(), 20);
         found
+    });
+}
+
+/// Objects of which freeing all takes far longer than answering a request, and twice as many have room. None is so small that its
+/// memory waits for the next one.
+const LARGE_ONES: u64 = 4;
+const SIZE_OF_ONE: usize = 48 * MIB;
+
+fn names_of_large() -> impl Iterator<Item = String> {
+    (0..LARGE_ONES).map(|index| format!("k{index}"))
+}
+
+/// Begins large objects. Returns the reference to the first.
+fn begin_large(control: &Control) -> u64 {
+    let mut request = Encoder::new(Flags::NONE, 0, size_of::<Entry>());
+    for name in names_of_large() {
+        let name = format!("kv/{name}");
+        let size = offset(SIZE_OF_ONE);
+        assert!(request.push(&Create { size, mode: 0o600, name: Name(name.as_bytes()) }));
+    }
+    let reply = control.call(Command::Create, request.finish()).expect("a reply");
+    let (header, begun) = results::<Entry>(&reply).expect("a whole reply");
+    assert!(begun.iter().all(|entry| entry.status() == Status::Ok), "{begun:?}");
+    header.scope.get()
+}
+
+/// Seals them with so many bytes of each.
+fn seal_large(control: &Control, first: u64, length: usize) {
+    let mut request = Encoder::new(Flags::NONE, 0, size_of::<Outcome>());
+    for reference in first..first + LARGE_ONES {
+        assert!(request.push(&Seal { reference, length: offset(length) }));
+    }
+    let reply = control.call(Command::Seal, request.finish()).expect("a reply");
+    let (_, sealed) = results::<Outcome>(&reply).expect("a whole reply");
+    assert!(sealed.iter().all(|outcome| outcome.status() == Status::Ok), "{sealed:?}");
+}
+
+/// Gives up, or gives back, what has these references.
+fn end_range(control: &Control, command: Command, range: Range) {
+    let mut request = Encoder::new(Flags::NONE, 0, 0);
+    assert!(request.push(&range));
+    control.call(command, request.finish()).expect("a reply");
+}
+
+#[test]
+fn many_large_objects_that_are_given_up_at_once_keep_nobody_waiting() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mount, _kv) = kv_with(Mode::Passthrough, &SMALL_PAGES);
+    let control = Control::open(&mount);
+    assert_others_are_answered(|| {
+        begin_large(&control);
+        let all = Range { first: 0, count: u64::MAX };
+        longest_wait_meanwhile(mount.path(), || end_range(&control, Command::Abort, all))
+    });
+}
+
+#[test]
+fn what_seals_take_the_place_of_and_cut_off_keeps_nobody_waiting() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mount, _kv) = kv_with(Mode::Passthrough, &SMALL_PAGES);
+    let control = Control::open(&mount);
+    assert_others_are_answered(|| {
+        seal_large(&control, begin_large(&control), SIZE_OF_ONE);
+        let second = begin_large(&control);
+        let replaced = longest_wait_meanwhile(mount.path(), || seal_large(&control, second, SIZE_OF_ONE));
+        let third = begin_large(&control);
+        let cut = longest_wait_meanwhile(mount.path(), || seal_large(&control, third, 1));
+        replaced.max(cut)
+    });
+}
+
+#[test]
+fn large_objects_that_lost_their_names_and_are_given_back_at_once_keep_nobody_waiting() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mount, kv) = kv_with(Mode::Passthrough, &SMALL_PAGES);
+    let control = Control::open(&mount);
+    assert_others_are_answered(|| {
+        seal_large(&control, begin_large(&control), SIZE_OF_ONE);
+        let mut request = Encoder::new(Flags::NONE, 0, size_of::<Entry>());
+        for name in names_of_large() {
+            assert!(request.push(&Name(format!("kv/{name}").as_bytes())));
+        }
+        let reply = control.call(Command::Lookup, request.finish()).expect("a reply");
+        let (header, found) = results::<Entry>(&reply).expect("a whole reply");
+        assert!(found.iter().all(|entry| entry.status() == Status::Ok), "{found:?}");
+        names_of_large().for_each(|name| fs::remove_file(kv.join(name)).expect("unlink"));
+        // Before that the kernel has told what it forgot, or this try shows nothing.
+        statvfs(mount.path()).expect("statfs");
+        let held = Range { first: header.scope.get(), count: LARGE_ONES };
+        longest_wait_meanwhile(mount.path(), || end_range(&control, Command::Release, held))
     });
 }
 

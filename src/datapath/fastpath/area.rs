@@ -249,7 +249,7 @@ impl Datapath {
             _ => Ok(Some(0)),
         };
         match kept {
-            Kept::Used(first) => self.give_back(session, std::iter::once((first, 1))),
+            Kept::Used(first) => self.free_remains(self.give_back(session, std::iter::once((first, 1)))),
             Kept::Held(held) => self.drop_references(held.as_slice()),
         }
         Ok(copied?.map(|copied| (located, ByteCount(copied as u64))))

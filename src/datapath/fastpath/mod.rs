@@ -16,9 +16,10 @@
 //! Lock order: the order of names being made known ([`FastPath::publishing`]), a session's holdings, the state, the
 //! segments, the begun objects that are shown.
 
-// Sessions, and the references that they hold.
+// Sessions, the references that they hold, and what is to be freed when they give something back.
 mod batch;
 mod ending;
+mod remains;
 mod session;
 
 // Finding objects by their names, and pinning them.
@@ -45,6 +46,7 @@ use super::Error;
 pub use self::area::{AREA_MAX, GetRequest};
 pub use self::locate::{Run, UnknownNames};
 pub use self::ready::{FollowRequest, Followed, ReadyRequest};
+pub use self::remains::Remains;
 pub use self::sealing::SealRequest;
 pub use self::segments::RetiredSegments;
 pub use self::session::{CREATES_MAX, REFERENCES_MAX, Session};
@@ -146,7 +148,7 @@ pub(super) struct FastPath {
     pub(super) absences: Absences,
     /// Begun objects of which parts may be read. A mutex: held for map look-ups.
     following: Mutex<Following>,
-    /// Clients that have ended and held much.
+    /// What is left of clients that have ended and held much, and requests that leave much to be freed.
     ending: Ending,
 }
 

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::sync::Arc;
 
+use hashbrown::HashMap;
 use tidefs_engine::types::{ByteCount, SegmentId};
 
 use crate::datapath::rights::AccessClass;
@@ -35,6 +36,14 @@ pub(in crate::datapath) struct Waiting {
     pub(super) shape: Shape,
     pub(super) segment: SegmentId,
     pub(super) file: Arc<File>,
+}
+
+/// What is about to be kept of what is freed together.
+#[derive(Debug, Default)]
+pub(super) struct Planned {
+    of_shape: HashMap<Shape, u32>,
+    bytes: ByteCount,
+    count: usize,
 }
 
 /// The segments that wait.
@@ -96,6 +105,22 @@ impl Pool {
             surplus.push(self.oldest()?);
         }
         Some(surplus)
+    }
+
+    /// Whether a segment of this shape is welcome beside what is `planned`, and none that waits makes place for it. Plans it then.
+    pub(super) fn has_place_for(&self, shape: Shape, planned: &mut Planned) -> bool {
+        let wishes = self.wishes.peek(&shape).copied().unwrap_or(0);
+        let of_shape = planned.of_shape.entry(shape).or_insert(0);
+        let bytes = planned.bytes.saturating_add(shape.pages);
+        let has_place = *of_shape < wishes
+            && self.waiting.len() + planned.count < COUNT_MAX
+            && self.bytes.saturating_add(bytes) <= self.bytes_max;
+        if has_place {
+            *of_shape += 1;
+            planned.bytes = bytes;
+            planned.count += 1;
+        }
+        has_place
     }
 
     /// Keeps a segment.
@@ -160,5 +185,23 @@ mod tests {
         assert_eq!(surplus[0].segment, SegmentId(0));
         assert_eq!(pool.bytes(), ByteCount::kib(32));
         assert!(pool.take(shape(1, 128)).is_none() && pool.admit(shape(1, 128)).is_none(), "longer than all");
+    }
+
+    #[test]
+    fn no_more_is_planned_to_be_kept_than_is_wished_for_and_has_place() {
+        let mut pool = Pool::new(ByteCount::mib(1));
+        let planned_of = |pool: &Pool, shape: Shape| {
+            let mut planned = Planned::default();
+            (0..9).filter(|_| pool.has_place_for(shape, &mut planned)).count()
+        };
+        let (wished, other) = (shape(1, 16), shape(2, 16));
+        assert_eq!(planned_of(&pool, wished), 0, "nobody wished for it");
+        for _ in 0..3 {
+            assert!(pool.take(wished).is_none());
+        }
+        assert_eq!((planned_of(&pool, wished), planned_of(&pool, other)), (3, 0));
+        pool.keep(waiting(other, 7));
+        pool.keep(waiting(other, 8));
+        assert_eq!(planned_of(&pool, wished), 2, "a sixteenth of 1 MiB waits");
     }
 }

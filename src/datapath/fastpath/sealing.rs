@@ -5,8 +5,11 @@
 //! - Whoever is told that an object is sealed finds it by its name through the kernel, too.
 //! - What cannot be sealed is given up: nothing of it stays.
 
+use std::mem;
+
 use tidefs_engine::types::{ByteCount, Version};
 
+use super::remains::Remains;
 use super::session::Begun;
 use super::{LOCKED_AT_ONCE, Located, Session};
 use crate::datapath::afterwards::Afterwards;
@@ -30,22 +33,28 @@ impl Datapath {
         caller: &Caller,
         requests: impl Iterator<Item = SealRequest>,
         mut tell: impl FnMut(Result<Version, Located>),
-    ) {
-        let mut requests = requests.peekable();
+    ) -> Remains {
+        let (mut requests, mut remains) = (requests.peekable(), Remains::default());
         while requests.peek().is_some() {
             let prepared: Vec<Result<Begun, Located>> = requests
                 .by_ref()
                 .take(LOCKED_AT_ONCE)
-                .map(|request| self.prepare_seal(session, &request))
+                .map(|request| self.prepare_seal(session, &request, &mut remains))
                 .collect();
-            for sealed in self.publish_all(session, caller, prepared) {
+            for sealed in self.publish_all(session, caller, prepared, &mut remains) {
                 tell(sealed);
             }
         }
+        self.free_what_is_little(remains)
     }
 
     /// Cuts a begun object to its length and makes room for it in the quotas above it.
-    fn prepare_seal(&self, session: &Session, request: &SealRequest) -> Result<Begun, Located> {
+    fn prepare_seal(
+        &self,
+        session: &Session,
+        request: &SealRequest,
+        remains: &mut Remains,
+    ) -> Result<Begun, Located> {
         let mut begun = session.holdings.lock().begun.remove(&request.reference).ok_or(Located::Invalid)?;
         self.fast.segments.lock().end_writes(begun.segment);
         let prepared = (|| {
@@ -75,20 +84,23 @@ impl Datapath {
                 Ok(begun)
             }
             Err(error) => {
-                self.give_up(&begun);
+                remains.doomed.extend(self.take_out(&begun));
                 Err(Located::of(&error))
             }
         }
     }
 
-    /// Publishes those that could be prepared, and has the kernel know of their names before it returns.
+    /// Publishes those that could be prepared, and has the kernel know of their names before it returns. What they take the place
+    /// of is left in `remains`.
     pub(super) fn publish_all(
         &self,
         session: &Session,
         caller: &Caller,
         prepared: Vec<Result<Begun, Located>>,
+        remains: &mut Remains,
     ) -> Vec<Result<Version, Located>> {
-        let mut afterwards = Afterwards::default();
+        let doomed = mem::take(&mut remains.doomed);
+        let mut afterwards = Afterwards { doomed, ..Afterwards::default() };
         let (sealed, is_unknown) = {
             let _publishing = self.fast.publishing.lock();
             let mut is_unknown = false;
@@ -114,6 +126,7 @@ impl Datapath {
             self.telemetry.fast_name_resets.increment();
         }
         self.released.notify_all();
+        remains.doomed = mem::take(&mut afterwards.doomed);
         self.carry_out(afterwards);
         sealed
     }
@@ -169,7 +182,7 @@ impl Datapath {
             Err(error) => {
                 tracing::debug!(%error, "a begun object could not be sealed");
                 self.telemetry.discarded_writes.increment();
-                afterwards.doomed.push(state.discard_writing(slot));
+                afterwards.doomed.push(state.discard_begun(slot, size));
                 Err(Located::of(&error))
             }
         }

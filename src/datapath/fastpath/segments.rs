@@ -11,7 +11,7 @@ use hashbrown::HashMap;
 use tidefs_engine::memory::Mapping;
 use tidefs_engine::types::{ByteCount, SegmentId};
 
-use super::pool::{Pool, Shape, Waiting};
+use super::pool::{Planned, Pool, Shape, Waiting};
 use crate::datapath::{Datapath, Error, Phase};
 use crate::namespace::Ino;
 
@@ -185,6 +185,14 @@ impl Segments {
             shared.purpose = Use::Object(to);
             shared.is_tainted = true;
         }
+    }
+
+    /// Whether the segment waits for the next object when it is freed, which costs next to nothing, and nothing else is cut for
+    /// it, beside what is `planned`. Plans it then.
+    pub(super) fn would_wait(&self, segment: SegmentId, planned: &mut Planned) -> bool {
+        let Some(shared) = self.known.get(&segment) else { return false };
+        let shape = shared.shape.filter(|_| !shared.is_tainted && !self.is_lent(segment));
+        shape.is_some_and(|shape| self.pool.has_place_for(shape, planned))
     }
 
     /// Its client has written what it was to write.

@@ -11,8 +11,10 @@ use tidefs_engine::memory::Mapping;
 use tidefs_engine::types::{ByteCount, SegmentId};
 
 use super::batch::Batch;
+use super::remains::Remains;
 use super::{LOCKED_AT_ONCE, Located};
 use crate::datapath::afterwards::Afterwards;
+use crate::datapath::burial::Doomed;
 use crate::datapath::rights::Credentials;
 use crate::datapath::{Datapath, Marks, Phase, State};
 use crate::namespace::{Ino, Name, Slot};
@@ -96,6 +98,17 @@ impl Session {
         (holdings.references + holdings.begun.len(), bytes)
     }
 
+    /// Bytes of which begun objects are cut when they are sealed, each with its reference and its length.
+    #[must_use]
+    pub fn surplus(&self, seals: impl Iterator<Item = (u64, ByteCount)>) -> ByteCount {
+        let holdings = self.holdings.lock();
+        let surplus_of = |(reference, length): (u64, ByteCount)| {
+            let begun = holdings.begun.get(&reference)?;
+            Some(begun.size.saturating_sub(length))
+        };
+        seals.filter_map(surplus_of).fold(ByteCount::ZERO, ByteCount::saturating_add)
+    }
+
     /// References that may still be taken.
     pub(super) fn references_left(&self) -> usize {
         REFERENCES_MAX.saturating_sub(self.holdings.lock().references)
@@ -129,6 +142,13 @@ impl Session {
         if is_empty {
             holdings.batches.remove(&(first >> INDEX_BITS));
         }
+    }
+
+    /// Takes all references out.
+    pub(super) fn take_all(&self) -> Vec<Slot> {
+        let mut holdings = self.holdings.lock();
+        holdings.references = 0;
+        std::mem::take(&mut holdings.batches).into_values().flat_map(Batch::into_held).collect()
     }
 
     /// Whether segments were retired that its client was not told of.
@@ -170,14 +190,14 @@ impl Datapath {
     }
 
     /// Gives references back: `(first, count)` of each range. What is not held is passed over.
-    pub fn give_back(&self, session: &Session, ranges: impl Iterator<Item = (u64, u64)>) {
+    pub fn give_back(&self, session: &Session, ranges: impl Iterator<Item = (u64, u64)>) -> Remains {
         let mut taken = Vec::new();
         ranges.for_each(|(first, count)| session.take(first, count, &mut taken));
-        self.drop_references(&taken);
+        self.end_references(&taken)
     }
 
     /// As [`Datapath::give_back`], of objects that were used since they were looked up.
-    pub fn give_back_used(&self, session: &Session, ranges: impl Iterator<Item = (u64, u64)>) {
+    pub fn give_back_used(&self, session: &Session, ranges: impl Iterator<Item = (u64, u64)>) -> Remains {
         let mut taken = Vec::new();
         ranges.for_each(|(first, count)| session.take(first, count, &mut taken));
         for some in taken.chunks(LOCKED_AT_ONCE) {
@@ -192,11 +212,12 @@ impl Datapath {
                 }
             }
         }
-        self.drop_references(&taken);
+        self.end_references(&taken)
     }
 
     /// Gives up objects that were begun.
-    pub fn abort(&self, session: &Session, ranges: impl Iterator<Item = (u64, u64)>) {
+    pub fn abort(&self, session: &Session, ranges: impl Iterator<Item = (u64, u64)>) -> Remains {
+        let mut remains = Remains::default();
         for (first, count) in ranges {
             let begun: Vec<Begun> = {
                 let mut holdings = session.holdings.lock();
@@ -204,8 +225,10 @@ impl Datapath {
                 let known: Vec<u64> = holdings.begun.range(first..last).map(|(&id, _)| id).collect();
                 known.into_iter().filter_map(|id| holdings.begun.remove(&id)).collect()
             };
-            begun.into_iter().for_each(|begun| self.give_up(&begun));
+            remains.doomed.reserve(begun.len());
+            remains.doomed.extend(begun.iter().filter_map(|begun| self.take_out(begun)));
         }
+        self.free_what_is_little(remains)
     }
 
     /// The control file is closed, or its last holder died.
@@ -217,7 +240,8 @@ impl Datapath {
     pub(super) fn end_session_until(&self, session: &Session, is_stopping: impl Fn() -> bool) {
         let Holdings { batches, begun, areas, .. } = std::mem::take(&mut *session.holdings.lock());
         let held: Vec<Slot> = batches.into_values().flat_map(Batch::into_held).collect();
-        self.drop_references(&held);
+        let remains = self.end_references(&held);
+        self.free_remains_until(remains, &is_stopping);
         for begun in begun.into_values() {
             if is_stopping() {
                 return;
@@ -231,13 +255,26 @@ impl Datapath {
     /// Ends references, which no session has any more.
     pub(super) fn drop_references(&self, slots: &[Slot]) {
         for some in slots.chunks(LOCKED_AT_ONCE) {
-            let mut afterwards = Afterwards::default();
-            {
-                let mut state = self.lock();
-                some.iter().for_each(|&slot| self.drop_reference(&mut state, slot, &mut afterwards));
-            }
+            self.carry_out(self.drop_some(some));
+        }
+    }
+
+    /// The same. Frees what of it is to be freed only if that is little.
+    pub(super) fn end_references(&self, slots: &[Slot]) -> Remains {
+        let mut remains = Remains::default();
+        for some in slots.chunks(LOCKED_AT_ONCE) {
+            let mut afterwards = self.drop_some(some);
+            remains.places.append(&mut afterwards.places);
             self.carry_out(afterwards);
         }
+        self.free_what_is_little(remains)
+    }
+
+    /// Ends as many references as are ended under the lock at once. Returns what is to be done then.
+    fn drop_some(&self, slots: &[Slot]) -> Afterwards {
+        let (mut state, mut afterwards) = (self.lock(), Afterwards::default());
+        slots.iter().for_each(|&slot| self.drop_reference(&mut state, slot, &mut afterwards));
+        afterwards
     }
 
     fn drop_reference(&self, state: &mut State, slot: Slot, afterwards: &mut Afterwards) {
@@ -255,20 +292,30 @@ impl Datapath {
         }
     }
 
+    /// Gives up an object that was begun.
     pub(super) fn give_up(&self, begun: &Begun) {
+        self.take_out(begun).into_iter().for_each(|doomed| self.bury(doomed));
+    }
+
+    /// Takes an object that was begun out of the tables, to be buried.
+    pub(super) fn take_out(&self, begun: &Begun) -> Option<Doomed> {
         self.fast.segments.lock().end_writes(begun.segment);
-        let doomed = {
-            let mut state = self.lock();
-            self.fast.following.lock().end(begun.slot);
-            let Some(object) = state.object_mut(begun.slot) else { return };
-            object.open_mut().writers = 0;
-            state.discard_writing(begun.slot)
-        };
-        self.bury(doomed);
+        let mut state = self.lock();
+        self.fast.following.lock().end(begun.slot);
+        state.object_mut(begun.slot)?.open_mut().writers = 0;
+        Some(state.discard_begun(begun.slot, begun.size))
     }
 }
 
 impl State {
+    /// Drops an object that was begun with so many bytes: who follows it may keep them for longer.
+    pub(super) fn discard_begun(&mut self, slot: Slot, size: ByteCount) -> Doomed {
+        if let Some(object) = self.object_mut(slot) {
+            object.size = size;
+        }
+        self.discard_writing(slot)
+    }
+
     /// What stands in `slot` lost its name, or may be looked at by others than before: who holds a reference to it, or to what is
     /// below it, asks again.
     pub(in crate::datapath) fn tell_clients(&self, slot: Slot) {

@@ -2,11 +2,13 @@
 //! of bytes in an area.
 
 use std::fs::File;
+use std::mem;
 use std::sync::Arc;
 
 use tidefs_engine::types::{ByteCount, FileOffset, SegmentId, Version};
 
 use super::pool::Shape;
+use super::remains::Remains;
 use super::segments::{Shared, Use};
 use super::session::{Begun, CREATES_MAX};
 use super::walk::Walk;
@@ -273,8 +275,9 @@ impl Datapath {
         scope: Ino,
         requests: impl Iterator<Item = Result<PutRequest<'n>, Located>>,
         mut tell: impl FnMut(Result<Version, Located>),
-    ) {
+    ) -> Remains {
         let (mut waits, mut prepared, mut bytes) = (Waits::default(), Vec::new(), ByteCount::ZERO);
+        let mut remains = Remains::default();
         for request in requests {
             let copy_in =
                 |waits: &mut Waits| request.and_then(|request| self.copy_in(session, waits, scope, &request));
@@ -285,8 +288,11 @@ impl Datapath {
                 // Those that were prepared before it make place for it when they are published.
                 _ => {
                     if !prepared.is_empty() {
-                        let published = self.publish_all(session, caller, std::mem::take(&mut prepared));
+                        let prepared = mem::take(&mut prepared);
+                        let published = self.publish_all(session, caller, prepared, &mut remains);
                         published.into_iter().for_each(&mut tell);
+                        // Its room is needed now.
+                        self.free_remains(mem::take(&mut remains));
                     }
                     bytes = ByteCount::ZERO;
                     copy_in(&mut waits)
@@ -295,7 +301,8 @@ impl Datapath {
             bytes = begun.as_ref().map_or(bytes, |begun| bytes.saturating_add(begun.size));
             prepared.push(begun);
         }
-        self.publish_all(session, caller, prepared).into_iter().for_each(tell);
+        self.publish_all(session, caller, prepared, &mut remains).into_iter().for_each(tell);
+        self.free_what_is_little(remains)
     }
 
     /// Begins an object and copies its bytes into it.

@@ -189,7 +189,8 @@ fn a_closed_slot_file_that_a_client_replaces_gives_its_room_back_though_the_kern
         assert!(matches!(begun, Located::Here { .. }), "{begun:?}");
     });
     let seal = iter::once(SealRequest { reference, length: size });
-    datapath.seal_begun(&session, &caller(), seal, |sealed| assert!(sealed.is_ok(), "{sealed:?}"));
+    let left = datapath.seal_begun(&session, &caller(), seal, |sealed| assert!(sealed.is_ok(), "{sealed:?}"));
+    datapath.free_remains(left);
     datapath.sweep();
     assert_eq!(datapath.scratch.files(), 1, "who has looked it up may be about to open it");
     datapath.sweep();
