@@ -17,15 +17,13 @@ use tidefs_engine::types::{MemberId, PeerId};
 
 use super::catalog::owner::{Owner, Surplus};
 use super::catalog::wire::{Answered, Answers, FIND, Find, ITEMS_MAX, MESSAGE_BYTES, Message, is_told_of};
+use super::changing::AGAIN;
 use super::core::Core;
 use super::object::{Facts, Found, Stamp};
 use super::shards::{KeyId, Shard};
 
 /// Names that are answered under one hold of the lock.
 const SLICE: usize = 256;
-
-/// Pause before those who are settling who decides are asked again.
-const AGAIN: Duration = Duration::from_millis(20);
 
 /// A part of a question: names of it by their place, for one member.
 type Part = (MemberId, Vec<usize>);

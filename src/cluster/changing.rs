@@ -20,8 +20,8 @@ use super::error::ClusterError;
 use super::object::Medium;
 use super::shards::KeyId;
 
-/// Pause before who decides is asked again.
-const AGAIN: Duration = Duration::from_millis(20);
+/// Pause before who decides, or those who are settling who does, are asked again.
+pub(super) const AGAIN: Duration = Duration::from_millis(20);
 
 /// A change on its way to who decides.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use std::fmt;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::time::ClockId;
 use parking_lot::{Mutex, RwLock};
@@ -76,6 +76,12 @@ pub(super) fn host_slept() -> Duration {
     // In this order: what passes between the two is taken off, and is no sleep.
     let with_sleep = read(ClockId::CLOCK_BOOTTIME);
     with_sleep.saturating_sub(read(ClockId::CLOCK_MONOTONIC))
+}
+
+/// What time it is by the clock that people go by, in milliseconds since 1970.
+pub(super) fn wall_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// One member.

@@ -5,10 +5,11 @@
 use std::fs;
 use std::io;
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::core::wall_ms;
 use crate::replace::{read_whole, replace};
 
 /// Longest file that is read: it holds one number.
@@ -19,11 +20,6 @@ const FILE_BYTES_MAX: usize = 4096;
 pub(super) struct Unfinished {
     /// When it is given up, in milliseconds since 1970; never without.
     until_ms: Option<u64>,
-}
-
-fn wall_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Unfinished {

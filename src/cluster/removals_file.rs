@@ -19,12 +19,12 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tidefs_engine::types::MemberId;
 
-use super::core::Core;
+use super::core::{Core, wall_ms};
 use super::object::Stamp;
 use super::recalling::Removal;
 use super::settings::ClusterConfig;
@@ -49,11 +49,6 @@ struct Removals {
     untold: Vec<(String, Stamp)>,
     /// By the hash of the name in hexadecimal digits, those that were decided, and how long before, in milliseconds.
     decided: Vec<(String, Stamp, u64)>,
-}
-
-fn wall_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A name as text: any bytes are one.
