@@ -278,7 +278,7 @@ impl Core {
         for holding in page {
             let shard = KeyId::of(&holding.path).shard();
             if self.publishing.lock().is_later(&holding.path, 0) {
-                // Its publish tells more than this would.
+                // Its publish tells more than this would; one that tells nobody is not later than anything.
                 continue;
             }
             for (&member, _) in wanted.iter().filter(|(_, shards)| shards.contains(&shard)) {

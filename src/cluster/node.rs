@@ -30,6 +30,7 @@ use super::fetching::Fetch;
 use super::object::{Copy, Facts, Found, Listing, Medium, Stamp};
 use super::publishing::PublishGuard;
 use super::removing::Removal;
+use super::shards::KeyId;
 use super::status::{ClusterStatus, Counters};
 
 /// How often a member looks whether it is announced.
@@ -183,6 +184,23 @@ impl Cluster {
     /// Announces all that this member holds to everyone who serves it, again.
     pub fn announce_again(&self) {
         self.core.plan_everything();
+    }
+
+    /// The number of the view that this member goes by: as long as it is the same, the same members serve each name.
+    #[must_use]
+    pub fn view(&self) -> u64 {
+        self.core.seen().view.number
+    }
+
+    /// Has what this member holds at `path` announced to those who serve it, and copies made of it that its policy wants, in the
+    /// background.
+    pub fn announce(&self, path: &[u8]) {
+        let seen = self.core.seen();
+        // Who is alone announces all that it holds to who joins.
+        if !seen.is_alone {
+            self.core.announce_unpublished(&seen, KeyId::of(path).shard());
+            self.core.plan.wake();
+        }
     }
 
     /// This member has no copy of that version any more. Told in the background.

@@ -4,6 +4,7 @@
 //! Invariants
 //! - What is sealed here and not told yet, or told and not answered yet, is withdrawn by nothing that was decided before it.
 //! - A publish that was decided here, or left, has a number: whoever withdraws says which of them it comes after.
+//! - What is published while there is no other member is announced to who joins, also before its publisher has noted that.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use super::shards::{KeyId, Shard};
 #[derive(Debug, Default)]
 pub(super) struct Publishing {
     last: u64,
-    /// For each name how many, and the number of the last of them; the largest while it has none.
+    /// For each name how many, and the number of the last of them; the largest while it has none, zero where nobody is told of it.
     paths: HashMap<Vec<u8>, (usize, u64)>,
 }
 
@@ -35,6 +36,13 @@ impl Publishing {
         *count -= 1;
         if *count == 0 {
             self.paths.remove(path);
+        }
+    }
+
+    /// Nobody is told of what is being published there: an announcement tells as much, and whatever is decided comes after it.
+    fn tells_nobody(&mut self, path: &[u8]) {
+        if let Some((_, number)) = self.paths.get_mut(path) {
+            *number = 0;
         }
     }
 
@@ -84,6 +92,11 @@ impl Core {
     /// Something in `shard` could not be published: it is announced when it can be.
     pub(super) fn note_unpublished(&self, seen: &Seen, shard: Shard) {
         self.counters.publish_failures.increment();
+        self.announce_unpublished(seen, shard);
+    }
+
+    /// What is held in `shard` is announced to who serves it, which may not know of all, and its copies are looked for then.
+    pub(super) fn announce_unpublished(&self, seen: &Seen, shard: Shard) {
         if let Some(owners) = seen.map.owners(shard) {
             self.plan.add_unpublished(owners, shard);
         }
@@ -103,10 +116,16 @@ impl Core {
             // It has no version that would tell it from the one before.
             self.unheard.forget(&path);
         }
-        let seen = self.seen();
-        if seen.is_alone {
-            return Ok((proposed, true));
-        }
+        let seen = {
+            // Whoever announces to those who have joined looks here too, and goes by the view with them: one finds the other.
+            let mut publishing = self.publishing.lock();
+            let seen = self.seen();
+            if seen.is_alone {
+                publishing.tells_nobody(&path);
+                return Ok((proposed, true));
+            }
+            seen
+        };
         let shard = KeyId::of(&path).shard();
         let under_way = self.about_to_publish(&path);
         let change = Change::Publish { number: 0, path, proposed, facts };

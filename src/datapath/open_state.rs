@@ -111,6 +111,8 @@ pub struct OpenState {
     pub policy: PolicyRecord,
     /// The version and length under which the cluster heard of the file at its close, before it is sealed.
     pub promised: Option<(Stamp, ByteCount)>,
+    /// The view in which the cluster heard of that.
+    pub promised_in: u64,
     /// Length and time of the last write when that version was replaced or removed elsewhere: a file that stays like that is
     /// that version, and what is written since is a later one.
     pub withdrawn: Option<(ByteCount, i64)>,

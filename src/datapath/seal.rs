@@ -250,8 +250,10 @@ impl Datapath {
             object.become_sealed(&record);
             object.open_mut().next_version = heir;
         }
-        if promised_ns.is_none() && !is_temporary {
-            state.mark_untold(slot);
+        match promised_ns {
+            Some(_) => state.tell_who_came_since_promise(slot),
+            None if !is_temporary => state.mark_untold(slot),
+            None => {}
         }
         state.count(parent, size);
         state.recharge(slot);

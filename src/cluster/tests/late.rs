@@ -9,9 +9,11 @@ use tidefs_engine::memory::{Access, PageKind, Region};
 use tidefs_engine::types::{ByteCount, MemberId};
 use tokio::time::sleep;
 
-use super::gone::{self, in_virtual_time};
+use super::gone::{self, GRACE, in_virtual_time};
 use super::host::Seen;
-use super::members::{cluster_of, in_a_cluster_of, runtime, soon, started, until, until_answered, wall};
+use super::members::{
+    cluster_of, in_a_cluster_of, runtime, settled, soon, started, until, until_answered, wall,
+};
 use super::memory::Object;
 use super::network::Network;
 use crate::cluster::catalog::wire::Lend;
@@ -247,5 +249,27 @@ fn what_a_disk_gives_after_its_reader_is_gone_is_lent_to_nobody() {
         late.await.unwrap_err();
         assert_eq!(core.loans.len(), 0, "nobody is there to give it back");
         assert_eq!(holder.cluster.counters().lent.get(), 1);
+    });
+}
+
+#[test]
+fn what_is_announced_when_its_seal_comes_late_gets_its_copies_without_waiting_for_a_walk_by_time() {
+    in_virtual_time(async {
+        let (network, coordinator) = (Network::new(1), Embedded::new(ClusterId(7)));
+        let hosts =
+            [gone::start(1, &network, &coordinator).await, gone::start(2, &network, &coordinator).await];
+        settled(&hosts).await;
+        // The walks that the coming of the members is followed by are over then.
+        sleep(2 * GRACE).await;
+        // As of a file that was closed while there was no other: nobody was told of it, nor asked for copies.
+        let bytes: Arc<[u8]> = Arc::new(*b"bytes");
+        let object = Object { stamp: Stamp(5), bytes, is_directory: false, is_soft: false, replicas: 2 };
+        hosts[0].memory.state.lock().objects.insert(b"kv/a".to_vec(), object);
+        hosts[0].cluster.announce(b"kv/a");
+        sleep(GRACE).await;
+        assert!(hosts[1].memory.state.lock().objects.contains_key(&b"kv/a"[..]));
+        for host in hosts {
+            host.cluster.close().await;
+        }
     });
 }

@@ -316,6 +316,18 @@ impl State {
         i64::try_from(stamp.0).ok()
     }
 
+    /// The object in `slot` is sealed as what was promised to the cluster. Who serves its name since then may have heard of all that
+    /// this host held by that time, and is told of this now.
+    pub(super) fn tell_who_came_since_promise(&self, slot: Slot) {
+        let Some(cluster) = &self.elsewhere.cluster else { return };
+        let promised_in = self.object(slot).and_then(|object| Some(object.open.as_ref()?.promised_in));
+        if promised_in.is_some_and(|view| view != cluster.view())
+            && let Some(path) = self.final_path(slot)
+        {
+            cluster.announce(&path);
+        }
+    }
+
     /// The file in `slot` gets another name than the one that was promised to the cluster.
     pub(super) fn break_promise(&mut self, slot: Slot) {
         self.let_go(slot);

@@ -86,17 +86,18 @@ impl Datapath {
             // Also if nobody hears of it now: with an earlier version it would leave with what was removed there before.
             let above = side.cluster.above_removed(&path, stamp);
             if above != stamp {
-                self.take_stamp((ino, &path), (stamp, above), false, file.size);
+                self.take_stamp((ino, &path), (stamp, above), None, file.size);
                 stamp = above;
             }
         }
         self.telemetry.catalog_publications.increment();
+        let promised_in = is_promise.then(|| side.cluster.view());
         let published = side.cluster.publish(path.clone(), stamp, facts, deadline).await;
         self.was_told_by_us(&path);
         match published {
             Ok(published) => {
                 if let Facts::File(file) = facts {
-                    self.take_stamp((ino, &path), (stamp, published.stamp), is_promise, file.size);
+                    self.take_stamp((ino, &path), (stamp, published.stamp), promised_in, file.size);
                     if !self.lock().has_at(ino, &path) {
                         // It left before it had the version that it was given: what was told of that meant another one.
                         side.cluster.let_go(&path, published.stamp);
@@ -188,14 +189,16 @@ impl Datapath {
         }
     }
 
-    /// The version of an object is what the catalog made of the one that was proposed.
+    /// The version of an object is what the catalog made of the one that was proposed. `promised_in`: the view in which that of a
+    /// file which is being closed was told.
     fn take_stamp(
         &self,
         (ino, path): (Ino, &[u8]),
         (proposed, given): (Stamp, Stamp),
-        is_promise: bool,
+        promised_in: Option<u64>,
         size: ByteCount,
     ) {
+        let is_promise = promised_in.is_some();
         let mut state = self.lock();
         let Some(slot) = state.tree.by_ino(ino) else { return };
         if is_promise && state.final_path(slot).as_deref() != Some(path) {
@@ -209,9 +212,12 @@ impl Datapath {
         let Some(object) = state.object_mut(slot) else { return };
         let given_ns = i64::try_from(given.0).unwrap_or(i64::MAX);
         let next = object.next_version();
-        match object.phase {
-            Phase::Writing if is_promise => object.open_mut().promised = Some((given, size)),
-            Phase::Sealed if !is_promise && stamp_of(object) == proposed && given != proposed => {
+        match (object.phase, promised_in) {
+            (Phase::Writing, Some(view)) => {
+                let open = object.open_mut();
+                (open.promised, open.promised_in) = (Some((given, size)), view);
+            }
+            (Phase::Sealed, None) if stamp_of(object) == proposed && given != proposed => {
                 object.sealed_at_ns = given_ns;
                 if let Err(error) = self.rewrite_record(&mut state, slot) {
                     tracing::warn!(%error, "a restart will not know the version that the cluster gave an object");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use tidefs::cluster::coordinator::Coordinator;
 use tidefs::cluster::coordinator::embedded::Embedded;
-use tidefs::cluster::{Cluster, ClusterConfig, ClusterId, Facts, FileFacts, Holder, LinkState, Stamp};
+use tidefs::cluster::{Cluster, ClusterConfig, ClusterId, Facts, FileFacts, Found, Holder, LinkState, Stamp};
 use tidefs::datapath::{ClusterSide, Datapath, Error, MemberSide, News};
 use tidefs::namespace::{Ino, Name};
 use tidefs_engine::types::{ByteCount, MemberId};
@@ -207,6 +207,12 @@ impl Member {
         let deadline = Instant::now() + Duration::from_secs(10);
         let published = other.publish(name.into(), stamp, Facts::File(facts), deadline);
         self.runtime.block_on(published).expect("it is told");
+    }
+
+    /// Whether another member finds something under the name now.
+    pub(super) fn is_found_by(&self, other: &Cluster, name: &str) -> bool {
+        let found = other.find(vec![name.into()], Instant::now() + wait::HANG);
+        matches!(self.runtime.block_on(found).pop(), Some(Found::Present { .. }))
     }
 
     /// Waits until so much was published: what is told later is told by others.

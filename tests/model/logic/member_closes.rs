@@ -206,6 +206,30 @@ fn a_version_that_was_promised_for_one_name_is_told_of_the_other_that_it_gets() 
 }
 
 #[test]
+fn what_is_closed_while_there_is_nobody_else_is_found_by_who_joins_before_it_is_sealed() {
+    let mut member = Member::new();
+    let (writer, promise) = member.write(1, CREATE);
+    member.tell(promise);
+    let [other] = member.join([2]);
+    member.has_announced();
+    member.release(writer);
+    assert!(wait::until(wait::HANG, || member.is_found_by(&other, "k")));
+    assert_eq!(member.told(), (1, 0), "it is the version as which it was closed");
+}
+
+#[test]
+fn what_is_told_while_there_is_nobody_else_is_found_by_who_joins_before_its_host_has_noted_that() {
+    let mut member = Member::new();
+    // As if it had not.
+    let being_told = member.cluster.about_to_publish(b"k");
+    let news = member.publish(1);
+    member.tell(news);
+    let [other] = member.join([2]);
+    assert!(wait::until(wait::HANG, || member.is_found_by(&other, "k")));
+    drop(being_told);
+}
+
+#[test]
 fn a_file_that_is_removed_before_its_close_is_told_is_told_before_its_removal() {
     let mut member = Member::with_one_told();
     let (writer, promise) = member.write(1, TRUNCATE);
