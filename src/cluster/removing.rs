@@ -110,12 +110,14 @@ pub struct Removal {
     pub through: Stamp,
     /// Whether it is a directory, of which nobody but who decides knows the version.
     pub is_directory: bool,
+    /// Whether what has a later version when that is decided stays: the remover has given what it removes another name.
+    pub spares_later: bool,
 }
 
 impl Core {
     pub(super) async fn remove(
         self: &Arc<Self>,
-        Removal { path, through, is_directory }: Removal,
+        Removal { path, through, is_directory, spares_later }: Removal,
         deadline: Instant,
     ) -> Result<(), ClusterError> {
         self.counters.removals.increment();
@@ -133,7 +135,11 @@ impl Core {
         };
         let through = version.map_or(through, |version| version.max(through));
         let shard = KeyId::of(&path).shard();
-        let change = Change::Remove { path: path.clone(), at: through };
+        let change = if spares_later {
+            Change::RemoveThrough { path: path.clone(), through }
+        } else {
+            Change::Remove { path: path.clone(), at: through }
+        };
         let again = if version.is_none() { identity } else { again };
         let result = self.change_while(change, again, deadline, || true).await;
         if result.is_err() {

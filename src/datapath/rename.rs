@@ -14,26 +14,40 @@ use super::folders::QuotaInTheWay;
 use super::history::Ending;
 use super::open_state::{OpenState, Refusal};
 use super::room::footprint;
-use super::{Caller, Credentials, Datapath, Error, Marks, Object, Phase, State, key_hash};
+use super::{Caller, Credentials, Datapath, Error, Marks, News, Object, Phase, State, key_hash};
 use crate::namespace::{Ino, Name, Slot};
 use crate::tier::eviction::Departure;
 use crate::tier::scratch::ScratchError;
 
 impl Datapath {
+    /// As [`Datapath::rename_for_members`], where nobody is to be told of it.
+    ///
+    /// # Errors
+    /// As [`Datapath::rename_for_members`].
+    pub fn rename(
+        &self,
+        caller: &Caller,
+        source: (Ino, &[u8]),
+        target: (Ino, &[u8]),
+        keep_target: bool,
+    ) -> Result<(), Error> {
+        self.rename_for_members(caller, source, target, keep_target).map(drop)
+    }
+
     /// Renames `name` in `parent` to `new_name` in `new_parent`, as rename(2), or with `keep_target` as
-    /// `renameat2(RENAME_NOREPLACE)`.
+    /// `renameat2(RENAME_NOREPLACE)`. Returns what is to be told of the old name.
     ///
     /// # Errors
     /// [`Error::NoObject`], [`Error::Exists`], [`Error::IsDirectory`], [`Error::NotDirectory`],
     /// [`Error::NotEmpty`], [`Error::OverQuota`] of the target, [`Error::NothingEvictable`] when holes of the file
     /// find no pages; [`Error::Io`] when the record of a directory cannot be written. Then nothing has moved.
-    pub fn rename(
+    pub fn rename_for_members(
         &self,
         caller: &Caller,
         (parent, name): (Ino, &[u8]),
         (new_parent, new_name): (Ino, &[u8]),
         keep_target: bool,
-    ) -> Result<(), Error> {
+    ) -> Result<News, Error> {
         let name = Name::new(name)?;
         let new_name = Name::new(new_name)?;
         let (slot, size, is_passthrough, replaced, left_behind_in) = {
@@ -49,7 +63,8 @@ impl Datapath {
                 moved.overtaken.into_iter().for_each(|overtaken| self.bury(overtaken));
                 moved.walk.into_iter().for_each(|walk| self.regroup(walk));
                 self.fit_moved(slot, &limited);
-                return Ok(());
+                // None moves on a member of a cluster.
+                return Ok(News::default());
             }
             // What makes room for it must not evict it.
             state.hold(slot);
@@ -147,12 +162,12 @@ impl Datapath {
         (new_parent, new_name): (Ino, Name),
         keep_target: bool,
         afterwards: &mut Afterwards,
-    ) -> Result<(), Error> {
+    ) -> Result<News, Error> {
         let parent = state.slot_of(parent)?;
         let new_parent = state.living_directory(new_parent)?;
         let slot = self.visible_child(state, caller, parent, name)?;
         if parent == new_parent && *name == new_name {
-            return Ok(());
+            return Ok(News::default());
         }
         if let Some(target) = state.tree.child(new_parent, new_name.as_bytes()) {
             if state.tree.directory(target).is_some() {
@@ -182,6 +197,7 @@ impl Datapath {
             // A write to it failed, or was cut short: what is there is no object, whether or not its writer looked.
             return Err(state.error_of(refusal));
         }
+        let left = self.news_of_leaving(state, parent, name.as_bytes());
         match phase {
             Phase::Sealed => self.move_sealed(state, slot, new_parent, new_name, afterwards),
             _ if is_scratch || self.is_temporary(&new_name) => {
@@ -194,7 +210,7 @@ impl Datapath {
         let now_ns = self.now_ns();
         state.tree.node_mut(parent).attributes.written_at(now_ns);
         state.tree.node_mut(new_parent).attributes.written_at(now_ns);
-        Ok(())
+        Ok(left)
     }
 
     /// A sealed object gets another name.

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
 use tempfile::TempDir;
-use tidefs::datapath::{Caller, Datapath, Error, HandleId, Kind, Lookup, Patience};
+use tidefs::datapath::{Caller, Datapath, Error, HandleId, Kind, Lookup, News, Patience};
 use tidefs::namespace::{Ino, ThreadId};
 use tidefs::telemetry::Telemetry;
 use tidefs::tier::memory::{HugePages, MemoryConfig, MemoryTier};
@@ -36,6 +36,7 @@ mod made_anew;
 mod meanwhile;
 mod member;
 mod member_closes;
+mod member_removes;
 mod packed;
 mod policy;
 mod resent;
@@ -62,6 +63,8 @@ pub(crate) struct Logic {
     next: Token,
     /// What the disk takes in a day.
     bytes_per_day: Option<ByteCount>,
+    /// What the other members are to be told of the old name of what was renamed last.
+    left: News,
 }
 
 fn errno(error: Error) -> Errno {
@@ -109,6 +112,7 @@ impl Logic {
             handles: HashMap::new(),
             next: 1,
             bytes_per_day: None,
+            left: News::default(),
         };
         logic.keep_up();
         logic.start();

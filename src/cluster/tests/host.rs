@@ -182,7 +182,8 @@ impl Host {
             state.objects.remove(path.as_bytes());
             state.answers.remove(path.as_bytes());
         }
-        let removal = Removal { path: path.as_bytes().to_vec(), through: at, is_directory: false };
+        let path = path.as_bytes().to_vec();
+        let removal = Removal { path, through: at, is_directory: false, spares_later: false };
         self.cluster.core.remove(removal, deadline).await
     }
 

@@ -143,7 +143,8 @@ fn a_removal_of_which_the_answer_is_lost_leaves_what_was_published_since() {
 /// `host` removes a directory, by a clock that says `at`.
 fn remove_directory(host: &Host, name: &str, at: Stamp) -> JoinHandle<Result<(), ClusterError>> {
     let (cluster, deadline) = (host.cluster.clone(), soon() + Duration::from_secs(60));
-    let removal = Removal { path: name.as_bytes().to_vec(), through: at, is_directory: true };
+    let path = name.as_bytes().to_vec();
+    let removal = Removal { path, through: at, is_directory: true, spares_later: false };
     tokio::spawn(async move { cluster.remove(removal, deadline).await })
 }
 

@@ -96,6 +96,19 @@ impl State {
         self.facts_for_members(slot).map(|(stamp, _)| stamp).or_else(|| self.promised(slot))
     }
 
+    /// The latest version as which other members know what stands in `slot`, at `path`. `None` of a directory, and while it is being
+    /// told: who decides may make a later one of it.
+    fn told_version(&self, slot: Slot, path: &[u8]) -> Option<Stamp> {
+        let is_being_told =
+            self.elsewhere.cluster.as_ref().is_some_and(|cluster| cluster.is_publishing(path));
+        if is_being_told || self.is_untold(slot) || self.tree.directory(slot).is_some() {
+            return None;
+        }
+        let (current, next) = self.versions_of(slot);
+        let sealed = current.and_then(|current| self.sealed_stamp(current));
+        sealed.max(next.and_then(|next| self.promised(next)))
+    }
+
     /// The object in `slot` has its name, or this version, from now on. Whoever made it so tells the other members.
     pub(in crate::datapath) fn mark_untold(&mut self, slot: Slot) {
         if self.has_members() {
@@ -178,18 +191,33 @@ impl Datapath {
             return News::default();
         }
         let state = self.lock();
+        let parent = state.tree.by_ino(parent);
+        parent.map(|parent| self.news_of_loss(&state, parent, name, false)).unwrap_or_default()
+    }
+
+    /// What is to be told when what stands under `name` in `parent` gets another name now: what others put there before that is
+    /// told is not what left it, and stays.
+    pub(in crate::datapath) fn news_of_leaving(&self, state: &State, parent: Slot, name: &[u8]) -> News {
+        if !self.is_in_cluster() {
+            return News::default();
+        }
+        self.news_of_loss(state, parent, name, true)
+    }
+
+    fn news_of_loss(&self, state: &State, parent: Slot, name: &[u8], is_renamed: bool) -> News {
         let removed = (|| {
-            let parent = state.tree.by_ino(parent)?;
             let slot = state.tree.child(parent, name)?;
             let stamp = state.sealed_or_promised(slot)?;
+            if self.is_temporary(&Name::new(name).ok()?) {
+                return None;
+            }
+            let path = state.path_of_child(parent, name);
+            let left = is_renamed.then(|| state.told_version(slot, &path)).flatten();
             // The clock of the host that published it may be ahead of this one's.
-            let through = stamp.max(Stamp(u64::try_from(self.now_ns()).unwrap_or(0)));
+            let latest = || stamp.max(Stamp(u64::try_from(self.now_ns()).unwrap_or(0)));
             let is_directory = state.tree.directory(slot).is_some();
-            (!self.is_temporary(&Name::new(name).ok()?)).then(|| Removal {
-                path: state.path_of_child(parent, name),
-                through,
-                is_directory,
-            })
+            let (through, spares_later) = (left.unwrap_or_else(latest), left.is_some());
+            Some(Removal { path, through, is_directory, spares_later })
         })();
         News { appeared: None, removed }
     }

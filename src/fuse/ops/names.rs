@@ -344,12 +344,12 @@ fn rename_here(
     keeps: bool,
     reply: ReplyEmpty,
 ) {
-    let removed = datapath.news_of_removal(source.0, &source.1);
-    let renamed = datapath.rename(caller, (source.0, &source.1), (target.0, &target.1), keeps);
-    if let Err(error) = renamed {
-        return reply.error(fail("rename", &error));
-    }
-    let news = datapath.news_of(target.0, &target.1).and(removed);
+    let renamed = datapath.rename_for_members(caller, (source.0, &source.1), (target.0, &target.1), keeps);
+    let left = match renamed {
+        Ok(left) => left,
+        Err(error) => return reply.error(fail("rename", &error)),
+    };
+    let news = datapath.news_of(target.0, &target.1).and(left);
     match datapath.must_persist_child(target.0, &target.1) {
         None => after_telling(datapath, news, move || reply.ok()),
         Some(number) => {

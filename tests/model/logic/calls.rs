@@ -129,7 +129,8 @@ impl System for Logic {
         if let Some(away) = self.datapath().must_load_child(source.0, source.1) {
             self.load(away);
         }
-        let outcome = self.datapath().rename(&caller(who), source, target, keep).map_err(errno);
+        let renamed = self.datapath().rename_for_members(&caller(who), source, target, keep).map_err(errno);
+        let outcome = renamed.map(|left| self.left = left);
         self.done(outcome)
     }
 

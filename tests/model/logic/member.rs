@@ -137,6 +137,13 @@ impl Member {
         news
     }
 
+    /// Renames the object, and says what is to be told of that.
+    pub(super) fn rename(&mut self, name: &str) -> News {
+        self.logic.rename(0, "k", name, false).expect("rename");
+        let left = std::mem::take(&mut self.logic.left);
+        self.datapath().news_of(Ino::ROOT, name.as_bytes()).and(left)
+    }
+
     pub(super) fn tell(&self, news: News) {
         self.runtime.block_on(self.datapath().tell(news));
     }
@@ -327,53 +334,6 @@ fn of_what_replaced_each_other_before_it_was_told_the_last_is_told_and_once() {
         member.withdraw(much_later());
         assert!(!member.is_there(), "it was told");
     }
-}
-
-#[test]
-fn a_removal_that_is_told_late_takes_nothing_that_came_after_it() {
-    let mut member = Member::with_one_told();
-    let removal = member.unlink(0);
-    member.logic.advance(Duration::from_millis(1), false);
-    let second = member.publish(2);
-    member.tell(second);
-    member.tell(removal);
-    assert_eq!(member.told(), (2, 0));
-    assert!(member.is_there());
-}
-
-#[test]
-fn a_removal_that_is_told_late_takes_nothing_that_is_being_closed_since() {
-    let mut member = Member::with_one_told();
-    let removal = member.unlink(0);
-    member.logic.advance(Duration::from_millis(1), false);
-    let (writer, promise) = member.write(0, CREATE);
-    member.tell(promise);
-    member.tell(removal);
-    assert_eq!(member.told(), (2, 0));
-    member.logic.close(0, writer);
-    assert!(member.is_there());
-}
-
-#[test]
-fn what_was_removed_before_it_was_told_is_not_told_after_its_removal() {
-    let mut member = Member::new();
-    let first = member.publish(1);
-    let removal = member.unlink(0);
-    member.tell(removal);
-    member.tell(first);
-    assert_eq!(member.told(), (0, 1));
-}
-
-#[test]
-fn the_removal_of_an_object_that_is_being_written_in_place_is_told() {
-    let mut member = Member::with_one_told();
-    let writer = member.logic.open(1, "k", WRITE).expect("open");
-    let removal = member.unlink(1);
-    assert!(!removal.is_empty(), "others may have a copy of what it was");
-    member.tell(removal);
-    member.logic.close(1, writer);
-    assert_eq!(member.told(), (1, 1));
-    assert!(!member.is_there());
 }
 
 #[test]

@@ -196,10 +196,8 @@ fn a_version_that_was_promised_for_one_name_is_told_of_the_other_that_it_gets() 
     let mut member = Member::with_one_told();
     let (writer, promise) = member.write(1, TRUNCATE);
     member.tell(promise);
-    let removed = member.datapath().news_of_removal(Ino::ROOT, b"k");
-    member.logic.rename(0, "k", "k2", false).expect("rename");
-    let news = member.datapath().news_of(Ino::ROOT, b"k2").and(removed);
-    member.tell(news);
+    let renamed = member.rename("k2");
+    member.tell(renamed);
     assert_eq!(member.told(), (3, 1));
     member.logic.close(1, writer);
     member.has_published(4);
