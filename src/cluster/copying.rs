@@ -75,7 +75,7 @@ pub(super) struct Copying {
     wishes: Mutex<VecDeque<Wish>>,
     wish_came: Notify,
     pub(super) walk_wanted: Notify,
-    /// Members came or went since the last walk began: the next is not to take its time, and another follows.
+    /// Members came or went since the last walk began: neither that nor the next is to take its time, and another follows.
     pub(super) is_urgent: AtomicBool,
     /// Held for a look, and once for each walk.
     pub(super) short: Mutex<Short>,

@@ -3,7 +3,8 @@
 //!
 //! Invariants
 //! - What may be copied a moment later is tried again, after longer and longer pauses.
-//! - What is wanted while a walk is under way is seen to by another one.
+//! - What is wanted while a walk is under way is seen to by another one. If copies are known to be missing, the one that is under way
+//!   does not take its time any more.
 //!
 //! Limits: [`AT_ONCE`] objects are looked at together, within a budget of bytes, and at most [`LOOKS_PER_SECOND`] in a second
 //! when nothing is known to be missing.
@@ -70,7 +71,8 @@ impl Core {
         }
     }
 
-    /// Looks at `looks_per_second` objects. Returns whether nothing is left that may succeed a moment later.
+    /// Looks at `looks_per_second` objects, and as fast as it can once copies are known to be missing. Returns whether nothing is left
+    /// that may succeed a moment later.
     async fn walk_once(self: &Arc<Self>, looks_per_second: u32) -> bool {
         let seen = self.seen();
         let Some(holder) = self.holder.upgrade().filter(|_| !seen.is_alone) else { return true };
@@ -103,7 +105,9 @@ impl Core {
                 Some(next) => after = next,
                 None => break,
             }
-            tokio::time::sleep(Duration::from_secs(looks) / looks_per_second).await;
+            let are_missing = self.copying.is_urgent.load(Ordering::Acquire);
+            let pace = if are_missing { u32::MAX } else { looks_per_second };
+            tokio::time::sleep(Duration::from_secs(looks) / pace).await;
         }
         while let Some(ended) = under_way.join_next().await {
             is_over &= ended.unwrap_or(false);

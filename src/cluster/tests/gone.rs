@@ -31,7 +31,7 @@ pub(super) fn soon() -> std::time::Instant {
     tokio::time::Instant::now().into_std() + Duration::from_secs(2)
 }
 
-fn config(id: u64) -> ClusterConfig {
+pub(super) fn config(id: u64) -> ClusterConfig {
     let mut config = ClusterConfig::new(MemberId(id), &format!("host-{id}"));
     config.timings.silence = SILENCE;
     config.timings.grace = GRACE;
@@ -67,7 +67,11 @@ pub(super) async fn start_with(id: u64, network: &Arc<Network>, handle: Arc<dyn 
     start_as(config(id), network, handle).await
 }
 
-async fn start_as(config: ClusterConfig, network: &Arc<Network>, handle: Arc<dyn Coordinator>) -> Host {
+pub(super) async fn start_as(
+    config: ClusterConfig,
+    network: &Arc<Network>,
+    handle: Arc<dyn Coordinator>,
+) -> Host {
     let memory = Arc::new(Memory::default());
     let core = core_of(config, network, handle, &memory).await;
     let descriptor =

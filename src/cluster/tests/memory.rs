@@ -74,6 +74,8 @@ pub(super) struct State {
     pub(super) withdraws_when: Option<watch::Receiver<bool>>,
     /// A name that is evicted, as for room, when it was just listed to be announced.
     pub(super) leaves_when_announced: Option<Vec<u8>>,
+    /// How often somebody began to go through all that is held.
+    pub(super) walks: u64,
     /// The member that it is, to fetch what it is asked to keep.
     cluster: Option<Cluster>,
 }
@@ -296,6 +298,7 @@ impl Holder for Memory {
         let next = (next < state.objects.len()).then_some(next as u64);
         // Who looks for missing copies wants to hear of all.
         let is_walk = (0..64).filter_map(Shard::with_number).all(is_wanted);
+        state.walks += u64::from(is_walk && after == 0);
         let is_listed = |path: &mut Vec<u8>| !is_walk && page.iter().any(|holding| holding.path == *path);
         if let Some(path) = state.leaves_when_announced.take_if(is_listed)
             && let (Some(object), Some(cluster)) = (state.objects.remove(&path), &state.cluster)

@@ -26,6 +26,7 @@ mod giving_back;
 mod history;
 mod network;
 mod notes;
+mod repairing;
 mod simulation;
 
 // What they share.
