@@ -1,8 +1,8 @@
 //! Telling who serves a shard now what this member holds of it, at a bounded rate.
 //!
 //! Invariants
-//! - A member is told that all was announced to it only when that is so, in the view that counts. What it was not told of is
-//!   planned again.
+//! - A member is told that all was announced to it only when that is so, in the view that counts, and not while everything is planned
+//!   again. What it was not told of is planned again.
 //! - What is refused, as it was removed or replaced meanwhile, is withdrawn here, unless something is being published in its place.
 //! - A copy that went while it was announced is said to be gone after that.
 //!
@@ -42,6 +42,8 @@ pub(super) struct Plan {
 #[derive(Debug, Default)]
 struct State {
     shards: BTreeMap<MemberId, BTreeSet<Shard>>,
+    /// To whom everything is to be announced again, which has not begun.
+    anew: BTreeSet<MemberId>,
     /// The view in which a member was told last that all was announced to it.
     told: BTreeMap<MemberId, u64>,
     /// Whether everything was announced once since this member was started.
@@ -91,6 +93,7 @@ impl Plan {
         is_suspect: impl Fn(MemberId) -> bool,
     ) -> Due {
         let mut state = self.state.lock();
+        let state = &mut *state;
         let seen = seen();
         let view = seen.view.number;
         let all = seen.view.members().iter().map(|member| member.id);
@@ -100,6 +103,7 @@ impl Plan {
         state.told.retain(|member, _| members.contains(member));
         let wanted: BTreeMap<MemberId, BTreeSet<Shard>> =
             state.shards.extract_if(.., |&member, _| !is_suspect(member)).collect();
+        state.anew.retain(|member| state.shards.contains_key(member));
         let is_untold =
             |member: &MemberId| state.told.get(member).copied().unwrap_or(0) < view && !is_suspect(*member);
         let untold = members.iter().copied().filter(is_untold).collect();
@@ -123,6 +127,29 @@ impl Plan {
                 state.shards.entry(member).or_default().insert(shard);
             }
         }
+    }
+
+    /// Everything in `shards` is to be announced to `member`, whatever it was told before.
+    fn add_anew(&self, member: MemberId, shards: impl Iterator<Item = Shard>) {
+        let mut state = self.state.lock();
+        state.told.remove(&member);
+        state.anew.insert(member);
+        state.shards.entry(member).or_default().extend(shards);
+    }
+
+    fn is_anew(&self, member: MemberId) -> bool {
+        self.state.lock().anew.contains(&member)
+    }
+
+    /// `member` was told in that view that all was announced to it. Returns whether that counts: not when everything was planned
+    /// again meanwhile.
+    fn note_told(&self, member: MemberId, view: u64) -> bool {
+        let mut state = self.state.lock();
+        let counts = !state.anew.contains(&member);
+        if counts {
+            state.told.insert(member, view);
+        }
+        counts
     }
 
     /// Has it looked at at once.
@@ -150,11 +177,8 @@ impl Plan {
 impl Core {
     /// Everything that `member` serves is to be announced to it again.
     pub(super) fn plan_all_of(&self, member: MemberId) {
-        let shards: Vec<Shard> = self.seen().map.served_by(member).collect();
-        let mut state = self.plan.state.lock();
-        state.told.remove(&member);
-        state.shards.entry(member).or_default().extend(shards);
-        drop(state);
+        let seen = self.seen();
+        self.plan.add_anew(member, seen.map.served_by(member));
         self.plan.wake();
     }
 
@@ -214,15 +238,17 @@ impl Core {
         view: u64,
     ) {
         for &member in members {
-            if failed.contains_key(&member) || !(untold.contains(&member) || wanted.contains_key(&member)) {
+            let is_due = untold.contains(&member) || wanted.contains_key(&member);
+            // Who asks for everything once more is told when that was announced.
+            if failed.contains_key(&member) || !is_due || self.plan.is_anew(member) {
                 continue;
             }
             let told = self.change_at(member, Change::Announced { view }, self.in_background()).await;
-            if matches!(told, Ok(Outcome::Done { .. })) {
-                self.plan.state.lock().told.insert(member, view);
-                if let Some(peer) = self.peers.lock().get_mut(&member) {
-                    peer.was_announced();
-                }
+            if matches!(told, Ok(Outcome::Done { .. }))
+                && self.plan.note_told(member, view)
+                && let Some(peer) = self.peers.lock().get_mut(&member)
+            {
+                peer.was_announced();
             }
         }
         let mut state = self.plan.state.lock();
@@ -393,13 +419,35 @@ mod tests {
     use crate::cluster::member::testing::member;
     use crate::cluster::shards::ShardMap;
 
+    /// That view, of as many members.
+    fn seen(number: u64) -> Arc<Seen> {
+        let view = View::new(number, (1..=number).map(|id| member(id, 8)).collect());
+        let map = Arc::new(ShardMap::new(&view));
+        Arc::new(Seen { view, map, is_alone: false })
+    }
+
+    #[test]
+    fn who_asks_for_everything_while_it_is_told_of_a_part_is_not_told_that_this_was_all() {
+        let (plan, other) = (Plan::default(), MemberId(2));
+        let take_due = |lost: Option<MemberId>| plan.take_due(|| seen(2), |_| true, |id| Some(id) == lost);
+        let is_told = |due: &Due| !due.untold.contains(&other);
+        assert!(!plan.is_anew(other) && plan.note_told(other, 2) && is_told(&take_due(None)));
+        plan.add(other, Shard::with_number(7).unwrap());
+        assert!(take_due(None).wanted.contains_key(&other));
+        plan.add_anew(other, Shard::all());
+        assert!(plan.is_anew(other) && !plan.note_told(other, 2));
+        // Nor while it is lost.
+        assert!(take_due(Some(other)).wanted.is_empty() && plan.is_anew(other));
+        let due = take_due(None);
+        assert!(due.wanted[&other].len() > 1 && !is_told(&due));
+        assert!(!plan.is_anew(other) && plan.note_told(other, 2) && is_told(&take_due(None)));
+        // Of who serves nothing there is nothing to wait for.
+        plan.add_anew(other, std::iter::empty());
+        assert!(plan.is_anew(other) && !is_told(&take_due(None)) && !plan.is_anew(other));
+    }
+
     #[test]
     fn what_is_planned_with_a_view_is_not_dropped_by_who_looks_before_that_view_counts() {
-        let seen = |number: u64| {
-            let view = View::new(number, (1..=number).map(|id| member(id, 8)).collect());
-            let map = Arc::new(ShardMap::new(&view));
-            Arc::new(Seen { view, map, is_alone: false })
-        };
         let (plan, counts, is_planned) = (Plan::default(), Mutex::new(seen(1)), Notify::new());
         let shard = Shard::with_number(7).unwrap();
         let due = thread::scope(|scope| {

@@ -113,7 +113,12 @@ impl Core {
             let mut owner = self.owner.lock();
             let decides = !self.has_yet_to_hear_of(from);
             for change in changes {
-                if is_decided(change) && !decides {
+                let is_early = match change {
+                    // What it has announced is forgotten, or not all.
+                    Change::Announced { .. } => self.has_yet_to_tell_all(from),
+                    change => is_decided(change) && !decides,
+                };
+                if is_early {
                     applied.push(Applied { outcome: Outcome::Moved, waits: Vec::new() });
                     continue;
                 }
@@ -154,10 +159,16 @@ impl Core {
         applied
     }
 
+    /// Whether a start of a member is still to be told everything, and announces all that it holds after that. Called while the owner
+    /// is held.
+    fn has_yet_to_tell_all(&self, to: PeerId) -> bool {
+        self.peers.lock().get(&to.member).is_some_and(|peer| peer.id == to && peer.has_yet_to_hear_all())
+    }
+
     /// A start of a member has announced all that it holds. Called while the owner is held.
     fn note_all_announced(&self, from: PeerId) {
         if let Some(peer) = self.peers.lock().get_mut(&from.member).filter(|peer| peer.id == from) {
-            peer.is_new_start = false;
+            (peer.is_new_start, peer.is_announcing) = (false, false);
         }
     }
 

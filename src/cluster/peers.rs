@@ -74,10 +74,15 @@ impl<T> Owed<T> {
         Self { is_all: true, ..Self::default() }
     }
 
+    /// Everything, whatever it was before.
+    pub(super) fn add_everything(&mut self) {
+        self.items = VecDeque::new();
+        self.is_all = true;
+    }
+
     pub(super) fn add(&mut self, item: T, limit: usize) {
         if self.items.len() >= limit {
-            self.items = VecDeque::new();
-            self.is_all = true;
+            self.add_everything();
         }
         if !self.is_all {
             self.items.push_back(item);
@@ -148,6 +153,10 @@ pub(super) struct Peer {
     pub(super) is_settling: bool,
     /// It was started again, and has not announced all that it holds since, nor was it lost.
     pub(super) is_new_start: bool,
+    /// It was told everything, or is just being told, and has not announced since what it holds.
+    pub(super) is_announcing: bool,
+    /// It is just being told everything, and may not have heard that.
+    pub(super) is_hearing_all: bool,
     /// What somebody waits for.
     pub(super) changes: Arc<Batcher<Sent, Outcome>>,
     /// What nobody does: in messages of its own, as one that waits for a member that hangs is answered late.
@@ -168,6 +177,7 @@ impl Peer {
         self.is_slow = false;
         self.has_left = false;
         self.is_new_start = true;
+        self.is_announcing = false;
         // It remembers nothing of what it was answered.
         self.owed = Owed::default();
         self.debts = Owed::default();
@@ -186,6 +196,11 @@ impl Peer {
     /// Whether it hears what it is told, as far as is known.
     pub(super) fn is_there(&self) -> bool {
         self.link == Link::Up && !self.is_slow
+    }
+
+    /// Whether it is still to be told everything, so that what it has announced by now is not all.
+    pub(super) fn has_yet_to_hear_all(&self) -> bool {
+        self.owed.is_all || self.is_hearing_all
     }
 
     /// Whether it is there, and of what was decided here it misses at most what it is just being told.

@@ -331,6 +331,8 @@ impl Core {
             paying: Arc::new(Semaphore::new(1)),
             is_settling: false,
             is_new_start: false,
+            is_announcing: false,
+            is_hearing_all: false,
             changes: Batcher::new(limit),
             notes: Batcher::new(limit),
             revocations: Batcher::new(limit),

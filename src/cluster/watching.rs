@@ -1,7 +1,8 @@
 //! Who is there: connections to all members, what happens when one is lost or comes back, and what is done now and then.
 //!
 //! Invariants
-//! - A member counts as back only when it was told all that it is owed, and need not announce once more what it holds.
+//! - A member counts as back only when it was told all that it is owed, and need not announce once more what it holds. That it was
+//!   told everything, and in how many attempts, ends with what it announces once it has heard that.
 //! - What a lost member held is forgotten when its grace is over, unless it is back.
 //! - Who stood still itself announces everything again, and catches up with who decided in its place.
 //!
@@ -226,13 +227,19 @@ impl Core {
             peer.is_settling = true;
         }
         let is_paid = self.pay_debts(member).await;
-        let (mut is_all_told, mut is_announcing) = (false, false);
+        let mut is_all_told = false;
         loop {
             let mut owed = match self.peers.lock().get_mut(&member) {
-                Some(peer) if !peer.owed.is_empty() && peer.link == Link::Up => peer.owed.take(),
-                // Another start of it has to announce what it holds first.
+                Some(peer) if !peer.owed.is_empty() && peer.link == Link::Up => {
+                    // Until its answer is heard it is not believed to have announced all.
+                    peer.is_hearing_all = peer.owed.is_all;
+                    peer.is_announcing |= peer.owed.is_all;
+                    peer.owed.take()
+                }
+                // It, or another start of it, has to announce what it holds first.
                 Some(peer) => {
-                    is_all_told = is_paid && peer.link == Link::Up && !peer.is_new_start && !is_announcing;
+                    let is_to_announce = peer.is_new_start || peer.is_announcing;
+                    is_all_told = is_paid && peer.link == Link::Up && !is_to_announce;
                     break;
                 }
                 None => break,
@@ -241,12 +248,18 @@ impl Core {
             if owed.is_all {
                 let shards = self.seen().map.served_by(self.me.member).map(Shard::number).collect();
                 items = vec![Revocation::Forget { shards, view: 0 }, Revocation::AnnounceAgain];
-                is_announcing = true;
             }
             let mut is_told = true;
             for part in messages_of(items) {
                 // What is not told is owed again.
                 is_told &= self.send_owed(member, part).await.is_some();
+            }
+            if let Some(peer) = self.peers.lock().get_mut(&member) {
+                peer.is_hearing_all = false;
+                if owed.is_all && !is_told {
+                    // Which says more than the items that it is told in.
+                    peer.owed.add_everything();
+                }
             }
             if !is_told {
                 break;

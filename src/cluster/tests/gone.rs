@@ -14,7 +14,7 @@ use super::members::{name_served, settled};
 use super::memory::{Memory, Remembered};
 use super::network::{End, Network, SILENCE};
 use crate::cluster::carrier::Carrier;
-use crate::cluster::catalog::wire::{Change, Find, Replicate, Revocation};
+use crate::cluster::catalog::wire::{Change, Find, Outcome, Replicate, Revocation};
 use crate::cluster::coordinator::Coordinator;
 use crate::cluster::coordinator::embedded::Embedded;
 use crate::cluster::core::{Core, Ingredients};
@@ -202,6 +202,46 @@ fn who_is_lost_while_all_is_announced_to_it_is_not_heard_without_a_gap() {
         assert_eq!(peer(Peer::was_announced), (Link::Up, None));
         one.cluster.close().await;
         two.cluster.close().await;
+    });
+}
+
+#[test]
+fn who_is_told_everything_at_a_second_attempt_is_not_back_before_it_has_announced_what_it_holds() {
+    in_virtual_time(async {
+        let (network, coordinator) = (Network::new(9), Embedded::new(ClusterId(7)));
+        let hosts = [start(1, &network, &coordinator).await, start(2, &network, &coordinator).await];
+        settled(&hosts).await;
+        let (core, other) = (&hosts[0].cluster.core, &hosts[1].cluster.core);
+        let contact = || core.owner.lock().contact_of(other.me.member);
+        let is_up_and_owed = || {
+            let peers = core.peers.lock();
+            let peer = &peers[&other.me.member];
+            (peer.link == Link::Up, !peer.owed.is_empty())
+        };
+        // It announces nothing from now on.
+        other.draining.note_left();
+        network.end(core.me, other.me, "reset");
+        let first = contact();
+        assert!(first.is_some());
+        core.peers.lock().get_mut(&other.me.member).unwrap().is_dropped = true;
+        // It seems to be there, and does not hear what it is told.
+        core.link_up(other.me);
+        sleep(Duration::from_millis(5)).await;
+        assert_eq!(is_up_and_owed(), (true, true));
+        // What it says of what it announced before it heard that does not count.
+        let all = Change::Announced { view: core.seen().view.number };
+        let outcomes: Vec<Outcome> = core.apply(other.me, &[all]).iter().map(|it| it.outcome).collect();
+        assert_eq!(outcomes, [Outcome::Moved]);
+        // It hears that, and is lost, more than once.
+        for _ in 0..2 {
+            sleep(Duration::from_secs(3)).await;
+            assert_eq!(is_up_and_owed(), (true, false));
+            network.end(core.me, other.me, "reset");
+            assert_eq!(contact(), first);
+        }
+        for host in hosts {
+            host.cluster.close().await;
+        }
     });
 }
 
