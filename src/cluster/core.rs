@@ -137,6 +137,8 @@ pub(super) struct Core {
     pub(super) handing_over: AtomicUsize,
     /// The last view was without this member.
     pub(super) was_out: AtomicBool,
+    /// This member decides nothing any more, whatever view comes: its daemon ends.
+    pub(super) is_out_for_good: AtomicBool,
     /// A later start of this member, that the last view was with: others know this one no more.
     pub(super) successor: OnceLock<(Incarnation, Instant)>,
     /// When members last came, went or were lost, in milliseconds since this one began.
@@ -212,6 +214,7 @@ impl Core {
             handing_over: AtomicUsize::new(0),
             applied: watch::Sender::new(None),
             was_out: AtomicBool::new(false),
+            is_out_for_good: AtomicBool::new(false),
             successor: OnceLock::new(),
             moved_ms: AtomicU64::new(0),
         })
@@ -288,9 +291,9 @@ impl Core {
         !self.is_out() && self.seen.read().view.number >= self.needed_view.load(Ordering::Acquire)
     }
 
-    /// Whether others serve what this member served: the coordinator has lost it, and told it so.
+    /// Whether others serve what this member served: the coordinator has lost it, and told it so, or its daemon ends.
     pub(super) fn is_out(&self) -> bool {
-        self.was_out.load(Ordering::Acquire)
+        self.was_out.load(Ordering::Acquire) || self.is_out_for_good.load(Ordering::Acquire)
     }
 
     /// Whether `other` takes part, and no view that came here says that anybody does but this member. Its catalog was told

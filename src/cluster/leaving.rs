@@ -3,6 +3,7 @@
 //! Invariants
 //! - One that has drained leaves only when what was published since its last walk began is copied, too ([`super::parting`]), and
 //!   who serves its shards with it is there and has heard of all that it decided: removals are known to these two alone.
+//! - What one that is stopped decided while it left, and nobody else knows, its next start knows.
 //! - When it could not leave it has the coordinator keep it.
 //!
 //! Limits: who has not heard within [`HEARD_WITHIN`] that it left forgets what it held when it is given up; the coordinator is asked
@@ -118,6 +119,17 @@ impl Core {
         let peers = self.peers.lock();
         let mut members = peers.values().filter(|peer| peer.is_registered);
         members.find(|peer| is_handing_over || !ready(peer)).map(|peer| peer.id.member)
+    }
+
+    /// As [`Core::leave`], of a member whose daemon ends: it decides nothing more when this returns, whether or not the coordinator
+    /// has heard that and whatever view still comes, and what it decided until then is kept, where nobody else knows of it.
+    pub(super) async fn leave_for_good(&self, deadline: std::time::Instant) -> Result<(), ClusterError> {
+        let left = self.leave(deadline).await;
+        // First: a view that is being adopted just now has the catalog go by it before this member goes out, or sees this.
+        self.is_out_for_good.store(true, Ordering::Release);
+        self.owner.lock().set_out(true);
+        self.keep_removals();
+        left
     }
 
     /// Tells everyone that this member goes, and takes it out of the view.

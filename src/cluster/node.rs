@@ -332,18 +332,22 @@ impl Cluster {
         self.core.engine.as_ref()
     }
 
-    /// Keeps what only this member knows to be removed, for its next start. Before it [leaves](Self::leave).
+    /// Keeps what only this member knows to be removed, for its next start. Before it [leaves](Self::leave), which may take a while;
+    /// what is removed meanwhile is kept by that.
     pub fn keep_removals(&self) {
         self.core.keep_removals();
     }
 
-    /// Tells everyone that this member goes, and takes it out of the view. What it holds is not found any more.
+    /// Tells everyone that this member goes, and takes it out of the view. What it holds is not found any more, and it decides
+    /// nothing more; what only it knows to be removed by then is kept for its next start.
     ///
     /// # Errors
     /// [`ClusterError::Coordinator`] when the coordinator is away; the registration then ends with its lease.
     pub async fn leave(&self, deadline: Instant) -> Result<(), ClusterError> {
         let core = Arc::clone(&self.core);
-        self.run(async move { core.leave(deadline).await }).await.unwrap_or(Err(ClusterError::Closed))
+        self.run(async move { core.leave_for_good(deadline).await })
+            .await
+            .unwrap_or(Err(ClusterError::Closed))
     }
 
     /// Has copies of an object that is published made on other members. Nobody waits for that.

@@ -132,7 +132,8 @@ impl Core {
     pub(super) fn adopt_view(self: &Arc<Self>, view: View) {
         let old = self.seen();
         let is_first = old.view.members().is_empty();
-        if view.number <= old.view.number && !is_first {
+        let is_known = view.number <= old.view.number && !is_first;
+        if is_known || self.is_out_for_good.load(Ordering::Acquire) {
             return;
         }
         let me = view.member(self.me.member).map(|me| me.engine.id);
@@ -194,7 +195,7 @@ impl Core {
                 owner.set_suspect(member, !is_there);
             }
         }
-        owner.set_out(false);
+        owner.set_out(self.is_out_for_good.load(Ordering::Acquire));
         owner.forget_passed(gained.iter().copied().filter(was_passed_over));
         let map = Arc::clone(&new.map);
         if new.is_alone {

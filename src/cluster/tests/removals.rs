@@ -19,7 +19,7 @@ use crate::cluster::coordinator::Coordinator;
 use crate::cluster::coordinator::embedded::Embedded;
 use crate::cluster::peers::Peer;
 use crate::cluster::shards::{KeyId, Owners};
-use crate::cluster::{Cluster, ClusterConfig, ClusterId, DrainOrder, DrainPhase, Holder, Stamp};
+use crate::cluster::{Cluster, ClusterConfig, ClusterId, DrainOrder, DrainPhase, Holder, Stamp, View};
 
 #[test]
 fn what_is_removed_or_replaced_is_gone_everywhere_when_the_call_returns() {
@@ -391,6 +391,42 @@ fn what_only_a_member_knows_to_be_removed_when_it_stops_it_tells_when_it_is_star
         stop(&again[0]).await;
         let kept = std::fs::read_to_string(&file).unwrap_or_default();
         assert_eq!(kept, "", "all know of it");
+    });
+}
+
+#[test]
+fn what_a_member_decides_while_it_leaves_is_kept_for_its_next_start() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("removals.json");
+    runtime().block_on(async {
+        let coordinator = Embedded::new(ClusterId(7));
+        let (memory, own) = (Arc::new(Memory::default()), Deaf::new(coordinator.another()));
+        let holder: Weak<dyn Holder> = Arc::<Memory>::downgrade(&memory);
+        let asked = Arc::clone(&own) as Arc<dyn Coordinator>;
+        let cluster = Cluster::start(keeping(&file), Handle::current(), asked, holder).await.unwrap();
+        memory.belongs_to(&cluster);
+        let mut hosts = vec![Host { cluster, memory }];
+        for id in 2..=3 {
+            hosts.push(start_with(&coordinator, config(id), Arc::default()).await);
+        }
+        settled(&hosts).await;
+        let [first, second] = [0, 1].map(|host: usize| hosts[host].cluster.me());
+        let owners = Owners { primary: first, backup: Some(second) };
+        let name = name_served(&hosts, |served| served == owners);
+        hosts[2].write(&name, b"bytes", wall(), soon()).await.unwrap();
+        hosts[1].cluster.close().await;
+        until("it is missed", || hosts[0].cluster.core.is_suspect(second)).await;
+        own.go_away();
+        hosts[0].cluster.keep_removals();
+        assert!(!file.exists(), "all know of all");
+        // While the coordinator is asked in vain.
+        hosts[2].unlink(&name, wall(), soon()).await.unwrap();
+        hosts[0].cluster.leave(soon()).await.unwrap_err();
+        assert!(file.exists(), "nobody else knows");
+        let core = &hosts[0].cluster.core;
+        let seen = core.seen();
+        core.adopt_view(View::new(seen.view.number + 1, seen.view.members().to_vec()));
+        assert!(core.is_out(), "it decides nothing more, whatever view comes");
     });
 }
 
