@@ -48,7 +48,7 @@ struct State {
     told: BTreeMap<MemberId, u64>,
     /// Whether everything was announced once since this member was started.
     was_done: bool,
-    /// Something was sealed that nobody heard of: only an announcement tells of it, and nobody was asked to keep copies of it.
+    /// Something was sealed that who serves it now may not have heard of: an announcement tells of it, and copies of it may be wanting.
     is_unpublished: bool,
     /// When shards were planned last since a member knew something else than what is here.
     doubted: BTreeMap<(MemberId, Shard), Duration>,
@@ -110,7 +110,8 @@ impl Plan {
         Due { view, members, wanted, untold }
     }
 
-    /// A publish of something in `shard` failed: it is announced, and its copies are looked for then.
+    /// Something in `shard` was not told to who serves it now, as a publish failed or they came since: it is announced, and its copies
+    /// are looked for then.
     pub(super) fn add_unpublished(&self, owners: Owners, shard: Shard) {
         self.add_owners(owners, shard);
         self.state.lock().is_unpublished = true;

@@ -166,7 +166,8 @@ impl Core {
         other.is_some_and(|other| peers.get(&other).is_some_and(super::peers::Peer::has_heard_all))
     }
 
-    /// Keeps what only this member knows to be removed, for its next start. Before it leaves.
+    /// Keeps what only this member knows to be removed, for its next start. Before it leaves, and once more when it decides nothing
+    /// more.
     pub(super) fn keep_removals(&self) {
         let files = &self.config.removals_files;
         // Who has drained has seen to it that others know.

@@ -106,7 +106,7 @@ impl Unheard {
 pub struct Removal {
     /// Its name.
     pub path: Vec<u8>,
-    /// The version up to which it is removed; one that was published later stays.
+    /// The version up to which it is removed; `spares_later` says whether what is later when that is decided stays.
     pub through: Stamp,
     /// Whether it is a directory, of which nobody but who decides knows the version.
     pub is_directory: bool,

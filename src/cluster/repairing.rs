@@ -59,7 +59,7 @@ impl Core {
                 // What made it necessary is known to all by then; and what failed may succeed.
                 tokio::time::sleep(first_pause).await;
                 is_followed |= self.copying.is_urgent.swap(false, Ordering::AcqRel);
-                if self.walk_once(if follows || is_followed { u32::MAX } else { LOOKS_PER_SECOND }).await {
+                if self.walk_once(follows || is_followed).await {
                     break;
                 }
                 pause = (pause * 2).min(PAUSE_MAX);
@@ -71,12 +71,12 @@ impl Core {
         }
     }
 
-    /// Looks at `looks_per_second` objects, and as fast as it can once copies are known to be missing. Returns whether nothing is left
-    /// that may succeed a moment later.
-    async fn walk_once(self: &Arc<Self>, looks_per_second: u32) -> bool {
+    /// Looks at all that is held, as fast as it can if that `is_urgent` or once copies are known to be missing. Returns whether nothing
+    /// is left that may succeed a moment later.
+    async fn walk_once(self: &Arc<Self>, is_urgent: bool) -> bool {
         let seen = self.seen();
         let Some(holder) = self.holder.upgrade().filter(|_| !seen.is_alone) else { return true };
-        self.copying.short.lock().begin_walk(looks_per_second == u32::MAX);
+        self.copying.short.lock().begin_walk(is_urgent);
         let turns = Arc::new(Semaphore::new(AT_ONCE));
         let (mut under_way, mut is_over) = (JoinSet::new(), true);
         let mut after = 0;
@@ -105,8 +105,8 @@ impl Core {
                 Some(next) => after = next,
                 None => break,
             }
-            let are_missing = self.copying.is_urgent.load(Ordering::Acquire);
-            let pace = if are_missing { u32::MAX } else { looks_per_second };
+            let are_missing = is_urgent || self.copying.is_urgent.load(Ordering::Acquire);
+            let pace = if are_missing { u32::MAX } else { LOOKS_PER_SECOND };
             tokio::time::sleep(Duration::from_secs(looks) / pace).await;
         }
         while let Some(ended) = under_way.join_next().await {

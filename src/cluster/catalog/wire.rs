@@ -164,8 +164,8 @@ pub enum Change {
         /// The view's number.
         view: u64,
     },
-    /// It removed the name a while ago, when nobody was there to decide it, or asks for that once more: what came later stays.
-    /// (Since version 2; before, as [`Self::Remove`].)
+    /// It removed the name a while ago, when nobody was there to decide it, or gave what stood there another name, or asks for a removal
+    /// once more: what came later stays. (Since version 2; before, as [`Self::Remove`].)
     RemoveThrough {
         /// Name.
         #[serde(with = "serde_bytes")]

@@ -296,6 +296,11 @@ impl State {
         self.object(slot)?.open.as_ref()?.promised.map(|(stamp, _)| stamp)
     }
 
+    /// Whether the other members are just being told of what stands at `path`.
+    fn is_being_told(&self, path: &[u8]) -> bool {
+        self.elsewhere.cluster.as_ref().is_some_and(|cluster| cluster.is_publishing(path))
+    }
+
     /// The version of the sealed object in `slot`.
     pub(super) fn sealed_stamp(&self, slot: Slot) -> Option<Stamp> {
         self.object(slot).filter(|object| object.phase == Phase::Sealed).map(stamp_of)
@@ -308,9 +313,7 @@ impl State {
         let (stamp, _) = promised.filter(|&(_, length)| length == size)?;
         let path = self.final_path(slot)?;
         let shown = self.tree.by_path(&path).and_then(|shown| self.sealed_stamp(shown));
-        let is_being_told =
-            self.elsewhere.cluster.as_ref().is_some_and(|cluster| cluster.is_publishing(&path));
-        if shown >= Some(stamp) || is_being_told {
+        if shown >= Some(stamp) || self.is_being_told(&path) {
             return None;
         }
         i64::try_from(stamp.0).ok()

@@ -96,12 +96,10 @@ impl State {
         self.facts_for_members(slot).map(|(stamp, _)| stamp).or_else(|| self.promised(slot))
     }
 
-    /// The latest version as which other members know what stands in `slot`, at `path`. `None` of a directory, and while it is being
-    /// told: who decides may make a later one of it.
+    /// The latest version as which other members know what stands in `slot`, at `path`. `None` while it is being told: who decides may
+    /// make a later one of it.
     fn told_version(&self, slot: Slot, path: &[u8]) -> Option<Stamp> {
-        let is_being_told =
-            self.elsewhere.cluster.as_ref().is_some_and(|cluster| cluster.is_publishing(path));
-        if is_being_told || self.is_untold(slot) || self.tree.directory(slot).is_some() {
+        if self.is_being_told(path) || self.is_untold(slot) {
             return None;
         }
         let (current, next) = self.versions_of(slot);

@@ -72,7 +72,7 @@ impl Owner {
         !self.passed.is_out && is_current && self.map.is_served_by(shard, self.me)
     }
 
-    /// Whether the coordinator has lost this member, so that it serves nothing.
+    /// Whether the coordinator has lost this member, or its daemon ends, so that it serves nothing.
     pub fn set_out(&mut self, is_out: bool) {
         self.passed.is_out = is_out;
         self.own_left.forget_all();
