@@ -329,7 +329,7 @@ impl Mount {
         self.failure_expected = true;
     }
 
-    fn log_path(&self) -> PathBuf {
+    pub(crate) fn log_path(&self) -> PathBuf {
         self.point.with_file_name("log")
     }
 

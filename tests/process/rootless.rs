@@ -36,7 +36,7 @@ fn root_of_a_user_namespace_alone_is_told_that_and_why_the_kernel_serves_no_file
         return;
     }
     let mut mount = Mount::prepare(&[]);
-    let log = mount.state_dir().with_file_name("log");
+    let log = mount.log_path();
     mount.start_daemon_by(HANG, |command| {
         let log = File::options().append(true).open(&log)?;
         rootless(command).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn()

@@ -144,12 +144,6 @@ fn with_a_disk_that_takes_no_writes(config: &SsdConfig) -> (SsdTier, [Arc<Memory
     (tier, disks)
 }
 
-/// What a start finds on disks that take writes again.
-fn found_on_all(disks: &[Arc<MemoryDisk>], config: &SsdConfig) -> Vec<Vec<u8>> {
-    let after: Vec<_> = disks.iter().map(|disk| MemoryDisk::holding(disk.content.lock().clone())).collect();
-    recover(&tier_on(&after, config)).0.into_iter().map(|(key, ..)| key).collect()
-}
-
 #[test]
 fn a_disk_that_takes_no_writes_is_emptied_and_the_next_start_gives_it_up() {
     let config = config(2, 40);
@@ -258,16 +252,9 @@ fn a_removal_after_a_disk_is_given_up_costs_nothing_of_another_that_is_being_emp
     let config = config(3, 20);
     let tier = filled(&disks, &config);
     let devices = tier.shared.devices.all();
-    let take_no_writes = |disk: usize| {
-        disks[disk].fails_writes.store(true, Ordering::Relaxed);
-        disks[disk].fails_flushes.store(true, Ordering::Relaxed);
-        while !devices[disk].is_failing() {
-            assert!(!tier.flush(Duration::from_secs(20)));
-        }
-    };
-    take_no_writes(0);
+    take_no_writes(&tier, &disks, 0);
     assert_eq!(tier.drain(place(), None, &mut |_| true).unwrap().left, 0);
-    take_no_writes(1);
+    take_no_writes(&tier, &disks, 1);
     assert!(tier.drain(Path::new("disk 1"), None, &mut |_| false).unwrap().left > 0);
     let removed = keys().find(|key| tier.disk_of(key) == Some(2)).unwrap();
     tier.remove(&removed, Version(5));

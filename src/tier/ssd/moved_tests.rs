@@ -31,12 +31,6 @@ fn are_right(tier: &SsdTier) -> bool {
     keys().all(|key| is_right(tier, &key, 5, LENGTH))
 }
 
-/// What a start finds on copies of disks.
-fn found_after(disks: &[Arc<MemoryDisk>], config: &SsdConfig) -> Vec<Vec<u8>> {
-    let after: Vec<_> = disks.iter().map(|disk| MemoryDisk::holding(disk.content.lock().clone())).collect();
-    recover(&tier_on(&after, config)).0.into_iter().map(|(key, ..)| key).collect()
-}
-
 /// Has a record read, and left to another disk's writer, as by who empties its own.
 fn begin_to_move(tier: &SsdTier, key: &[u8], to: u8) -> Receiver<Stored> {
     let shared = &tier.shared;
@@ -89,7 +83,7 @@ fn what_was_moved_and_dropped_after_its_drain_was_ended_does_not_come_back() {
         way(&tier, &moved);
         assert!(drop_and_remove(&tier, &moved));
         let expected: Vec<_> = keys().filter(|key| *key != moved).map(|key| key.to_vec()).collect();
-        assert_eq!(found_after(&disks, &both), expected);
+        assert_eq!(found_on_all(&disks, &both), expected);
     }
 }
 
@@ -99,18 +93,14 @@ fn what_was_stored_again_elsewhere_and_dropped_there_does_not_come_back_from_whe
     for is_failing in [false, true] {
         let (tier, _, disks) = on_first(&one);
         if is_failing {
-            disks[0].fails_writes.store(true, Ordering::Relaxed);
-            disks[0].fails_flushes.store(true, Ordering::Relaxed);
-            while !tier.shared.devices.all()[0].is_failing() {
-                assert!(!tier.flush(LIMIT));
-            }
+            take_no_writes(&tier, &disks, 0);
         } else {
             tier.drain(first(), None, &mut |_| false).unwrap();
         }
         assert_eq!(store(&tier, &key, 5, LENGTH), Stored::Yes);
         assert_eq!(tier.disk_of(&key), Some(1));
         assert_eq!(drop_and_remove(&tier, &key), !is_failing);
-        assert!(!found_after(&disks, &both).contains(&key.to_vec()), "failing: {is_failing}");
+        assert!(!found_on_all(&disks, &both).contains(&key.to_vec()), "failing: {is_failing}");
     }
 }
 
@@ -120,11 +110,7 @@ fn what_was_moved_out_of_a_zone_that_is_given_up_and_dropped_does_not_come_back_
     let (one, both) = (config(1, 20), config(2, 20));
     let (tier, _, disks) = on_first(&one);
     let device = Arc::clone(&tier.shared.devices.all()[0]);
-    disks[0].fails_writes.store(true, Ordering::Relaxed);
-    disks[0].fails_flushes.store(true, Ordering::Relaxed);
-    while !device.is_failing() {
-        assert!(!tier.flush(LIMIT));
-    }
+    take_no_writes(&tier, &disks, 0);
     let (_, zone) = device.closed_by_age()[0];
     let moved = move_one(&tier);
     assert_eq!(tier.shared.homes.disk_of(&tier.shared.hash(&moved)), Some(0));
@@ -134,7 +120,7 @@ fn what_was_moved_out_of_a_zone_that_is_given_up_and_dropped_does_not_come_back_
     assert!(!drop_and_remove(&tier, &moved));
     assert!(SsdTier::flush_disks(&tier.shared.devices.all()[1..], LIMIT));
     assert!(!device.is_outdated.load(Ordering::Relaxed));
-    let found = found_after(&disks, &both);
+    let found = found_on_all(&disks, &both);
     assert!(!found.contains(&moved.to_vec()) && found.len() > 1, "{found:?}");
 }
 
@@ -164,7 +150,7 @@ fn what_was_replaced_while_it_was_moved_does_not_come_back_when_that_is_dropped(
         assert_eq!(moved.recv_timeout(LIMIT), Ok(Stored::Superseded));
         assert!(drop_and_remove(&tier, &key));
         for disk in &disks[..2] {
-            let found = found_after(std::slice::from_ref(disk), &config);
+            let found = found_on_all(std::slice::from_ref(disk), &config);
             assert!(!found.contains(&key.to_vec()), "version {version}");
         }
     }
@@ -183,7 +169,7 @@ fn what_was_moved_to_a_disk_that_is_taken_out_by_force_stands_where_it_stood() {
     assert_eq!(*told.0.lock(), []);
     assert!(are_right(&tier));
     let expected: Vec<_> = keys().map(|key| key.to_vec()).collect();
-    assert_eq!(found_after(&disks[..1], &config), expected);
+    assert_eq!(found_on_all(&disks[..1], &config), expected);
 }
 
 /// As when who empties its disk waits for it no more.

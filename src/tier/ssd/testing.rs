@@ -324,6 +324,22 @@ pub(super) fn found_on(content: Vec<u8>, config: &SsdConfig) -> Vec<String> {
     keys_of(&tier_on(&[MemoryDisk::holding(content)], config))
 }
 
+/// What a start finds on copies of disks, of which each takes writes.
+pub(super) fn found_on_all(disks: &[Arc<MemoryDisk>], config: &SsdConfig) -> Vec<Vec<u8>> {
+    let after: Vec<_> = disks.iter().map(|disk| MemoryDisk::holding(disk.content.lock().clone())).collect();
+    recover(&tier_on(&after, config)).0.into_iter().map(|(key, ..)| key).collect()
+}
+
+/// Has a disk take no writes from now on, and waits until that is known.
+pub(super) fn take_no_writes(tier: &SsdTier, disks: &[Arc<MemoryDisk>], disk: usize) {
+    disks[disk].fails_writes.store(true, Ordering::Relaxed);
+    disks[disk].fails_flushes.store(true, Ordering::Relaxed);
+    let device = Arc::clone(&tier.shared.devices.all()[disk]);
+    while !device.is_failing() {
+        assert!(!tier.flush(Duration::from_secs(20)));
+    }
+}
+
 /// Stores other objects until some zones were taken back.
 pub(super) fn store_until_reclaimed(tier: &SsdTier, length: usize) {
     let (end, mut version) = (Instant::now() + Duration::from_secs(20), 2);
